@@ -1,0 +1,6 @@
+"""``python -m ysactor`` is the command ``ysactor``."""
+
+from .cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,98 @@
+"""One bounded attempt to open one session on one server, and what its failure says.
+
+Openings, probes and discovery all connect this way. `connect_timeout` bounds the whole of it: look-up, connect, TLS,
+login and the set-up of the session. The limit is per attempt, never for a list of hosts: a first host that accepts
+and then says nothing must not use up the time of the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import trio
+
+from ..config import Config
+from ..driver.protocol import ConnectFailure, Driver, Phase, Session
+from ..errors import ConnectionLost
+from ..policy.classify import classify, connect_kind, is_drivers, sqlstate_of
+from ..servers import HostPort, Kind
+from .messages import Failure
+
+Setup: TypeAlias = Callable[[Session], Awaitable[None]]
+"""What is done on a new session before anybody uses it."""
+
+ROLE = "SELECT pg_catalog.pg_is_in_recovery()"
+
+
+async def attempt(
+    driver: Driver, config: Config, at: HostPort, *, check_role: bool, setup: Setup | None = None
+) -> Session | Failure:
+    """Open a session, or say how that failed. Takes `connect_timeout` seconds at most.
+
+    `check_role`: turn a standby away where `target_session_attrs` asks for a server that accepts writes. `setup` runs
+    after that. What it raises counts as the server's doing if it is a lost connection or a server's error.
+
+    Cancelled, or with anything else raised by `setup` or by a bug in the driver, it leaves nothing open, raises that,
+    and nothing is known of the server.
+    """
+    with trio.move_on_after(config.connect_timeout):
+        return await _attempt(driver, config, at, check_role, setup)
+    detail = f"no answer within {config.connect_timeout:g} s"
+    return Failure(connect_kind(Phase.CONNECT, None, timeout=True), TimeoutError(detail), detail)
+
+
+async def _attempt(
+    driver: Driver, config: Config, at: HostPort, check_role: bool, setup: Setup | None
+) -> Session | Failure:
+    try:
+        session = await driver.connect(at, config)
+    except ConnectFailure as error:
+        return _unopened(error)
+    failure: Failure | None = None
+    ready = False
+    try:
+        if check_role and config.target_session_attrs == "read-write":
+            failure = await _role(session)
+        if failure is None and setup is not None:
+            failure = await _set_up(session, setup)
+        ready = failure is None
+    finally:
+        if not ready:
+            session.terminate("its set-up failed")
+    return session if failure is None else failure
+
+
+def _unopened(error: ConnectFailure) -> Failure:
+    cause = error.__cause__
+    # Without a server's answer it is the socket, unless the driver names another reason: a login it does not speak.
+    socket = cause is None or isinstance(cause, OSError) or classify(cause) == "connection_lost"
+    kind = connect_kind(error.phase, error.sqlstate, socket=socket)
+    return Failure(kind, error if cause is None else cause, str(error))
+
+
+async def _role(session: Session) -> Failure | None:
+    try:
+        standby = await session.drive(session.raw.fetchval(ROLE))
+    except Exception as error:
+        if not is_drivers(error):
+            raise
+        return _after_login(error)
+    if not standby:
+        return None
+    return Failure(Kind.READ_ONLY, ConnectFailure(Phase.SETUP, "the server is in recovery"), "")
+
+
+async def _set_up(session: Session, setup: Setup) -> Failure | None:
+    try:
+        await setup(session)
+    except Exception as error:
+        if not isinstance(error, ConnectionLost) and sqlstate_of(error) is None:
+            raise
+        return _after_login(error)
+    return None
+
+
+def _after_login(error: Exception) -> Failure:
+    lost = isinstance(error, ConnectionLost)
+    return Failure(connect_kind(Phase.SETUP, sqlstate_of(error), socket=lost), error, str(error))

@@ -1,0 +1,162 @@
+"""The actor of one connection. It owns the socket from connect to close; a holder only borrows the right to drive it.
+
+It opens the session, puts right what a cancelled caller left (settling), rolls back what a cancelled block left open,
+says goodbye, and reports the connection's death at once, whoever holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, assert_never
+
+import trio
+
+from ..actor import Ended as ActorEnded
+from ..cluster.messages import ClusterMessage, Released
+from ..cluster.opening import open_session
+from ..driver.protocol import Status
+from ..errors import ConnectFailed, ConnectionLost, NoNodeAvailable
+from .hook import HookFailed
+from .messages import Close, ConnectionEvent, ConnectionMessage, Ended, Lost, Opened, OpenFailed, Settle, Settled, Undo
+
+if TYPE_CHECKING:
+    from ..actor import Inbox, Ref
+    from ..config import Config
+    from ..driver.protocol import Driver, Session
+    from .record import Record
+
+FAREWELL = 1.0
+"""Seconds a server is given to close its end, or to take a cancel request, before the socket is closed regardless."""
+
+COMMIT_GRACE = 2.0
+"""Seconds a COMMIT may go on after its caller was cancelled, or its pool closed, before its outcome is given up as
+unknown."""
+
+
+class _Events:
+    """What the session tells; called in the middle of anything, so it only notes and casts."""
+
+    __slots__ = ("_record",)
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def lost(self, reason: str) -> None:
+        self._record.end(reason)
+        self._record.ref.cast(Lost(reason))
+
+    def abandoned(self) -> None:
+        record = self._record
+        if record.gate is None:
+            record.gate = trio.Event()
+        record.ref.cast(Settle())
+
+
+async def run_connection(
+    record: Record,
+    inbox: Inbox[ConnectionMessage],
+    pool: Ref[ConnectionEvent],
+    cluster: Ref[ClusterMessage],
+    driver: Driver,
+    config: Config,
+    setup: Callable[[Session], Awaitable[None]] | None,
+) -> None:
+    """The life of one connection. Cancelled, it closes its socket politely, in bounded time."""
+    try:
+        reservation, session = await open_session(cluster, driver, config, setup=setup)
+    except (ConnectFailed, NoNodeAvailable, HookFailed) as error:
+        inbox.close()
+        pool.cast(OpenFailed(record.number, error.failure if isinstance(error, HookFailed) else error))
+        return
+    except ActorEnded:
+        # The cluster has ended, and so will this in a moment: the whole tree is on its way out.
+        inbox.close()
+        pool.cast(Ended(record.number, "closed"))
+        return
+    except BaseException:
+        inbox.close()
+        pool.cast(Ended(record.number, "closed"))
+        raise
+    reason = "closed"
+    try:
+        record.reservation = reservation
+        record.session = session
+        session.attach(_Events(record))
+        pool.cast(Opened(record.number))
+        reason = await _serve(record, session, inbox, pool, config)
+    except trio.Cancelled:
+        record.pool_closed = True
+        raise
+    finally:
+        record.end("closed")
+        _open_gate(record)
+        try:
+            with trio.CancelScope(shield=True):
+                if record.commit is not None:
+                    # A COMMIT that is on its way is better answered than cut.
+                    with trio.move_on_after(COMMIT_GRACE):
+                        await record.commit.wait()
+                if reason == "unsettled" or session.status in (Status.BUSY, Status.ABANDONED):
+                    # The server does not watch the socket of a session that executes: it has to be told to stop.
+                    session.terminate(record.reason or reason)
+                    await session.interrupt(FAREWELL)
+                else:
+                    await session.close(FAREWELL)
+        finally:
+            session.terminate(record.reason or reason)
+            inbox.close()
+            cluster.cast(Released(reservation))
+            pool.cast(Ended(record.number, reason))
+
+
+async def _serve(
+    record: Record, session: Session, inbox: Inbox[ConnectionMessage], pool: Ref[ConnectionEvent], config: Config
+) -> str:
+    """Until the connection ends; the word for why."""
+    async for message in inbox:
+        match message:
+            case Settle():
+                if not await session.settle(config.cancel_timeout):
+                    record.end("its query could not be cancelled in time")
+                    return "unsettled"
+                _free(record, pool, inbox)
+            case Undo(sql):
+                if not await _undo(session, sql, config.cancel_timeout):
+                    record.end("its transaction could not be rolled back in time")
+                    return "unsettled"
+                _free(record, pool, inbox)
+            case Close(reason):
+                return reason
+            case Lost(reason):
+                return "socket_timeout" if reason == "socket_timeout" else "lost"
+            case _:
+                assert_never(message)
+    raise AssertionError("bug: a connection's mailbox never ends")
+
+
+async def _undo(session: Session, sql: str, timeout: float) -> bool:
+    """Roll back what a holder left open, within `timeout` seconds. False: the session is not to be used again."""
+    raw: Any = session.raw
+    try:
+        await session.drive(raw.execute(sql), timeout)
+    except (ConnectionLost, TimeoutError):
+        return False
+    except Exception as error:
+        # The server's refusal leaves the transaction as it was; only an error without SQLSTATE is a bug of ours.
+        if getattr(error, "sqlstate", None) is None:
+            raise
+        return False
+    return True
+
+
+def _free(record: Record, pool: Ref[ConnectionEvent], inbox: Inbox[ConnectionMessage]) -> None:
+    """Give the right to drive back, unless more of what the holder left is waiting to be put right."""
+    if inbox.is_empty():
+        _open_gate(record)
+        pool.cast(Settled(record.number))
+
+
+def _open_gate(record: Record) -> None:
+    gate, record.gate = record.gate, None
+    if gate is not None:
+        gate.set()

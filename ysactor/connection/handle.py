@@ -1,0 +1,321 @@
+"""What a lease yields: asyncpg's methods in Trio form, good for as long as the lease lasts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+import trio
+
+from ..driver.protocol import Status
+from ..errors import CommitOutcomeUnknown, ConnectionLost, LeaseEnded, PoolClosed
+from ..servers import Server
+from .messages import Undo
+from .statements import CursorFactory, PreparedStatement
+from .transaction import Transaction
+
+if TYPE_CHECKING:
+    from ..driver.protocol import Session
+    from .record import Record
+
+T = TypeVar("T")
+
+Listener: TypeAlias = Callable[["Connection", int, str, str], object]
+"""Called with the connection, the notifying process, the channel and the payload."""
+
+
+class Connection:
+    """A connection, for one lease. Not shared between tasks: one call at a time.
+
+    Every method raises `LeaseEnded` once the lease has ended, `ConnectionLost` if the connection ended under it,
+    `PoolClosed` if the pool ended it, and the server's own errors as asyncpg's classes. Every `timeout` is seconds for
+    the whole call, None for no limit; past it the call raises `TimeoutError`, the server is told to stop, and the
+    connection stays usable. A call that is cancelled is left at once, in the same way; one that is cancelled before it
+    starts sends nothing.
+    """
+
+    __slots__ = ("_failure", "_lease", "_listeners", "_live", "_patience", "_record", "_savepoints")
+
+    def __init__(self, record: Record, patience: float) -> None:
+        self._record = record
+        self._lease = record.lease
+        self._live = True
+        self._patience = patience
+        self._failure: BaseException | None = None
+        """The first server error since the transaction began."""
+        self._savepoints = 0
+        self._listeners: dict[tuple[str, Listener], Any] = {}
+
+    # --- statements --------------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self, query: str, *args: Any, timeout: float | None = None, record_class: type | None = None
+    ) -> list[Any]:
+        """All rows of one statement, as asyncpg records."""
+        return await self._run(self._raw.fetch(query, *args, record_class=record_class), timeout)
+
+    async def fetchrow(
+        self, query: str, *args: Any, timeout: float | None = None, record_class: type | None = None
+    ) -> Any:
+        """The first row of one statement, or None."""
+        return await self._run(self._raw.fetchrow(query, *args, record_class=record_class), timeout)
+
+    async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
+        """One column of the first row, or None if there is no row."""
+        return await self._run(self._raw.fetchval(query, *args, column=column), timeout)
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
+        """Run a statement (several, separated by semicolons, if there are no arguments); the server's tag of the last.
+
+        A COMMIT sent this way whose answer is lost raises `CommitOutcomeUnknown`.
+        """
+        call = self._raw.execute(query, *args)
+        if not _commits(query):
+            return await self._run(call, timeout)
+        try:
+            return await self._run(call, timeout)
+        except ConnectionLost as loss:
+            raise CommitOutcomeUnknown(loss.reason, loss.server) from loss
+
+    async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
+        """Run a statement once for each sequence of arguments, all or nothing. `args` is read as it is sent."""
+        await self._run(self._raw.executemany(command, args), timeout)
+
+    async def prepare(
+        self, query: str, *, name: str | None = None, timeout: float | None = None, record_class: type | None = None
+    ) -> PreparedStatement:
+        """Prepare a statement for use on this connection, within this lease."""
+        raw = await self._run(self._raw.prepare(query, name=name, record_class=record_class), timeout)
+        return PreparedStatement(self, raw)
+
+    def cursor(
+        self,
+        query: str,
+        *args: Any,
+        prefetch: int | None = None,
+        timeout: float | None = None,
+        record_class: type | None = None,
+    ) -> CursorFactory:
+        """A cursor over a statement's rows: iterate over it, or await it for one that is moved by hand.
+
+        It needs an open transaction, as asyncpg's does, and ends with it. `prefetch` rows (50) are read at a time.
+        """
+        raw = self._raw.cursor(query, *args, prefetch=prefetch, record_class=record_class)
+        return CursorFactory(self, raw, timeout)
+
+    def transaction(
+        self, *, isolation: str | None = None, readonly: bool = False, deferrable: bool = False
+    ) -> Transaction:
+        """A transaction as a block; inside another, a savepoint. `isolation` is PostgreSQL's name of a level."""
+        self._session()
+        return Transaction(self, isolation, readonly, deferrable)
+
+    # --- COPY --------------------------------------------------------------------------------------------------------
+
+    async def copy_from_table(
+        self, table_name: str, *, output: Any, timeout: float | None = None, **options: Any
+    ) -> str:
+        """COPY a table's rows out to `output`: a path, a binary file object, or an async function of bytes.
+
+        `options` are asyncpg's (`columns`, `schema_name`, `format`, `delimiter`, …). Slow output slows the server
+        down; memory stays bounded. Returns the server's tag.
+        """
+        raw = self._raw
+        return await self._run(raw.copy_from_table(table_name, output=self._sink(output), **options), timeout)
+
+    async def copy_from_query(
+        self, query: str, *args: Any, output: Any, timeout: float | None = None, **options: Any
+    ) -> str:
+        """COPY a query's rows out to `output`, as `copy_from_table` does."""
+        raw = self._raw
+        return await self._run(raw.copy_from_query(query, *args, output=self._sink(output), **options), timeout)
+
+    async def copy_to_table(self, table_name: str, *, source: Any, timeout: float | None = None, **options: Any) -> str:
+        """COPY into a table from `source`: a path, a binary file object, or an async iterable of bytes.
+
+        If the source raises, the COPY is undone and that exception comes out. Returns the server's tag.
+        """
+        raw = self._raw
+        return await self._run(raw.copy_to_table(table_name, source=self._source(source), **options), timeout)
+
+    async def copy_records_to_table(
+        self, table_name: str, *, records: Any, timeout: float | None = None, **options: Any
+    ) -> str:
+        """COPY into a table from `records`: an iterable or async iterable of sequences, read as it is sent."""
+        raw = self._raw
+        call = raw.copy_records_to_table(table_name, records=self._source(records), **options)
+        return await self._run(call, timeout)
+
+    # --- session -----------------------------------------------------------------------------------------------------
+
+    async def add_listener(self, channel: str, callback: Listener) -> None:
+        """LISTEN on a channel for this lease. The callback runs in the middle of reading: it must not block.
+
+        What it raises is logged. Listeners end with the lease.
+        """
+
+        def heard(_raw: object, pid: int, channel: str, payload: str) -> None:
+            if self._live:
+                callback(self, pid, channel, payload)
+
+        key = (channel, callback)
+        if key in self._listeners:
+            return
+        await self._run(self._raw.add_listener(channel, heard), None)
+        self._listeners[key] = heard
+
+    async def remove_listener(self, channel: str, callback: Listener) -> None:
+        """Undo `add_listener`; nothing if there was none."""
+        heard = self._listeners.get((channel, callback))
+        if heard is None:
+            self._session()
+            return
+        await self._run(self._raw.remove_listener(channel, heard), None)
+        del self._listeners[channel, callback]
+
+    async def set_type_codec(self, typename: str, **options: Any) -> None:
+        """Set an encoder and decoder for a type, with asyncpg's options. It stays on the connection after the lease."""
+        await self._run(self._raw.set_type_codec(typename, **options), None)
+
+    async def set_builtin_type_codec(self, typename: str, **options: Any) -> None:
+        """Use one of asyncpg's codecs for a type. It stays on the connection after the lease."""
+        await self._run(self._raw.set_builtin_type_codec(typename, **options), None)
+
+    async def reset_type_codec(self, typename: str, *, schema: str = "public") -> None:
+        """Undo `set_type_codec`."""
+        await self._run(self._raw.reset_type_codec(typename, schema=schema), None)
+
+    def is_in_transaction(self) -> bool:
+        """Whether a transaction, a failed one included, is open, as far as the client has heard."""
+        return bool(self._raw.is_in_transaction())
+
+    def is_closed(self) -> bool:
+        """Whether the connection is of no more use: its lease has ended, or it has itself."""
+        return not self._is_live()
+
+    def get_server_pid(self) -> int:
+        """The process that serves this connection, as the server reported it."""
+        return self._session().pid
+
+    def get_server_version(self) -> Any:
+        """asyncpg's `ServerVersion`."""
+        return self._raw.get_server_version()
+
+    def get_settings(self) -> Any:
+        """asyncpg's `ConnectionSettings`: what the server has reported."""
+        return self._raw.get_settings()
+
+    @property
+    def server(self) -> Server:
+        """The server this is connected to, with its placement."""
+        reservation = self._record.reservation
+        # In `on_connect` the connection has no place among its server's connections yet.
+        return reservation.server if reservation is not None else Server(*self._session().host)
+
+    @property
+    def raw(self) -> Any:
+        """The asyncpg connection itself, for what is missing here.
+
+        Under the native transport its coroutines belong to no asyncio loop: give them to `run_raw`.
+        """
+        return self._raw
+
+    async def run_raw(self, call: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
+        """Run a coroutine of `raw` to its end, as every method here does."""
+        return await self._run(call, timeout)
+
+    def __repr__(self) -> str:
+        record = self._record
+        state = "ended" if not self._live else "lost" if record.reason is not None else "leased"
+        return f"<ysactor.Connection {record.number} to {record.at}: {state}>"
+
+    # --- for this package --------------------------------------------------------------------------------------------
+
+    def _session(self) -> Session:
+        """The session, while this lease has the right to drive it."""
+        record = self._record
+        if not self._live:
+            raise LeaseEnded
+        session = record.session
+        if record.reason is not None or session is None:
+            raise record.loss()
+        return session
+
+    @property
+    def _raw(self) -> Any:
+        return self._session().raw
+
+    def _is_live(self) -> bool:
+        session = self._record.session
+        return (
+            self._live and self._record.reason is None and session is not None and session.status is not Status.CLOSED
+        )
+
+    def _is_left(self) -> bool:
+        """Whether a call was left before its end, and the actor is at work."""
+        return self._record.gate is not None
+
+    async def _ready(self) -> Session:
+        """Wait until the actor has put right what this lease left before, if it has to."""
+        record = self._record
+        while record.gate is not None:
+            await record.gate.wait()
+        return self._session()
+
+    async def _run(self, call: Coroutine[Any, Any, T], timeout: float | None) -> T:
+        record = self._record
+        if record.gate is not None:
+            try:
+                await self._ready()
+            except BaseException:
+                call.close()
+                raise
+        session = record.session
+        assert session is not None, "bug: a call on a connection that was never open"
+        try:
+            return await session.drive(call, timeout)
+        except ConnectionLost as loss:
+            raise self._told(loss) from loss.__cause__
+        except Exception as error:
+            if self._failure is None and session.status is Status.IN_TRANSACTION:
+                self._failure = error
+            raise
+
+    def _told(self, loss: ConnectionLost) -> ConnectionLost | PoolClosed:
+        self._record.end(loss.reason)
+        return self._record.loss() if self._record.pool_closed else loss
+
+    async def _command(self, sql: str, timeout: float | None = None) -> str:
+        return await self._run(self._raw.execute(sql), timeout)
+
+    def _owe(self, sql: str) -> None:
+        """Leave a statement to the actor; the next call on this connection waits for it. No checkpoint."""
+        record = self._record
+        if not self._is_live():
+            return
+        if record.gate is None:
+            record.gate = trio.Event()
+        record.ref.cast(Undo(sql))
+
+    def _next_savepoint(self) -> int:
+        self._savepoints += 1
+        return self._savepoints
+
+    def _sink(self, output: Any) -> Any:
+        if not callable(output) or hasattr(output, "write"):
+            return output
+        return self._session().sink(cast("Callable[[bytes], Awaitable[None]]", output))
+
+    def _source(self, source: Any) -> Any:
+        if not isinstance(source, AsyncIterable):
+            return source
+        return self._session().source(cast("AsyncIterable[Any]", source))
+
+    def _end(self) -> None:
+        """The lease is over: nothing made from it may be used."""
+        self._live = False
+
+
+def _commits(query: str) -> bool:
+    """Whether a statement, as far as its first word tells, is a COMMIT."""
+    return query.lstrip()[:6].upper() in ("COMMIT", "END", "END;")

@@ -1,0 +1,71 @@
+"""What a connection's actor is told, and what it tells the pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..errors import ConnectFailed, Error, NoNodeAvailable
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A caller left a call before its end: have the server stop it, and make the session usable again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """A holder left a transaction open and could not wait: send this, on its behalf."""
+
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Say goodbye to the server and end."""
+
+    reason: str
+    """One of the words that `connections_closed` counts by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The socket is gone (sent by the session's own event)."""
+
+    reason: str
+
+
+ConnectionMessage: TypeAlias = Settle | Undo | Close | Lost
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The connection is open and nobody's yet."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFailed:
+    """No server could be connected to. The actor has ended."""
+
+    number: int
+    error: ConnectFailed | NoNodeAvailable | Error
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the last holder left is put right; the connection may be used, or handed out, again."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The socket is gone. The actor has ended."""
+
+    number: int
+    reason: str
+
+
+ConnectionEvent: TypeAlias = Opened | OpenFailed | Settled | Ended

@@ -1,0 +1,104 @@
+"""One connection, as its actor, the pool's ledger and its holder share it.
+
+Everything runs in one thread, and no field changes across a checkpoint in the middle of a rule, so the record needs no
+lock. Who may write what is said at each field.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..errors import ConnectionLost, PoolClosed
+
+if TYPE_CHECKING:
+    from ..actor import Ref
+    from ..cluster.messages import Reservation
+    from ..driver.protocol import Session
+    from ..servers import HostPort
+    from .messages import ConnectionMessage
+
+
+class Place(Enum):
+    """Where a connection is. It is always in exactly one place; only the ledger moves it."""
+
+    OPENING = "opening"
+    """Being opened; it has no session yet."""
+    IDLE = "idle"
+    LEASED = "leased"
+    """Somebody holds it, or, as `settling`, its actor puts right what the last holder left."""
+    CLOSING = "closing"
+    """Given up; its socket may still be open, and counts until it is gone."""
+    GONE = "gone"
+
+
+class Record:
+    """A connection from the decision to open it until its socket is gone."""
+
+    __slots__ = (
+        "commit",
+        "expires",
+        "gate",
+        "idle_since",
+        "lease",
+        "marked",
+        "number",
+        "place",
+        "pool_closed",
+        "reason",
+        "ref",
+        "reservation",
+        "scope",
+        "session",
+        "settling",
+    )
+
+    def __init__(self, number: int, ref: Ref[ConnectionMessage]) -> None:
+        self.number = number
+        """Never used again."""
+        self.ref = ref
+        """Its actor's mailbox."""
+        self.session: Session | None = None
+        """Set by the actor, once."""
+        self.reservation: Reservation | None = None
+        """Its place among the server's connections. Set by the actor, once."""
+        self.place = Place.OPENING
+        self.lease = 0
+        """The number of the lease under way, or of the last one. What names an older one came late. (ledger)"""
+        self.settling = False
+        """LEASED, but no longer by a caller: the last holder left work for the actor. (ledger)"""
+        self.marked = False
+        """To be closed when it comes back, because its server is no longer kept. (ledger)"""
+        self.expires: float | None = None
+        """When its lifetime ends, decided at its birth. (ledger)"""
+        self.idle_since = 0.0
+        self.scope: trio.CancelScope | None = None
+        """The block of the holder, if it has one. (holder)"""
+        self.gate: trio.Event | None = None
+        """While it is set, the actor has the right to drive; the holder's next call waits for it. (actor)"""
+        self.reason: str | None = None
+        """Why the connection ended under its holder. (actor)"""
+        self.commit: trio.Event | None = None
+        """Set while COMMIT is under way; an end that can wait for it does. (holder)"""
+        self.pool_closed = False
+        """Whether the end was the pool's doing. (pool)"""
+
+    @property
+    def at(self) -> HostPort | None:
+        """The server it is connected to."""
+        return self.reservation.at if self.reservation is not None else None
+
+    def end(self, reason: str) -> None:
+        """The holder's block, if there is one, is over: it will raise what `loss` says. No checkpoint; idempotent."""
+        if self.reason is None:
+            self.reason = reason
+        if self.scope is not None:
+            self.scope.cancel()
+
+    def loss(self) -> ConnectionLost | PoolClosed:
+        """What a holder is told whose connection ended under it."""
+        if self.pool_closed:
+            return PoolClosed("the pool was closed while this connection was in use")
+        return ConnectionLost(self.reason or "closed", self.at)

@@ -1,0 +1,151 @@
+"""Prepared statements and cursors: asyncpg's, usable only within the lease they were made in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .handle import Connection
+
+
+class PreparedStatement:
+    """A statement that the server has parsed. Use it within the lease it was made in; it needs no closing."""
+
+    __slots__ = ("_conn", "_raw")
+
+    def __init__(self, conn: Connection, raw: Any) -> None:
+        self._conn = conn
+        self._raw = raw
+
+    async def fetch(self, *args: Any, timeout: float | None = None, record_class: type | None = None) -> list[Any]:
+        """All rows."""
+        return await self._conn._run(self._live().fetch(*args, record_class=record_class), timeout)
+
+    async def fetchrow(self, *args: Any, timeout: float | None = None, record_class: type | None = None) -> Any:
+        """The first row, or None."""
+        return await self._conn._run(self._live().fetchrow(*args, record_class=record_class), timeout)
+
+    async def fetchval(self, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
+        """One column of the first row, or None."""
+        return await self._conn._run(self._live().fetchval(*args, column=column), timeout)
+
+    async def executemany(self, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
+        """Run it once for each sequence of arguments, all or nothing."""
+        await self._conn._run(self._live().executemany(args), timeout)
+
+    async def explain(self, *args: Any, analyze: bool = False) -> Any:
+        """The server's plan, as JSON."""
+        return await self._conn._run(self._live().explain(*args, analyze=analyze), None)
+
+    def cursor(self, *args: Any, prefetch: int | None = None, timeout: float | None = None) -> CursorFactory:
+        """A cursor over its rows; see `Connection.cursor`."""
+        return CursorFactory(self._conn, self._live().cursor(*args, prefetch=prefetch), timeout)
+
+    def get_query(self) -> str:
+        """The statement's text."""
+        query: str = self._live().get_query()
+        return query
+
+    def get_name(self) -> str:
+        """The statement's name on the server."""
+        name: str = self._live().get_name()
+        return name
+
+    def get_statusmsg(self) -> str | None:
+        """The server's tag of the last run."""
+        tag: str | None = self._live().get_statusmsg()
+        return tag
+
+    def get_parameters(self) -> Any:
+        """The types of its parameters."""
+        return self._live().get_parameters()
+
+    def get_attributes(self) -> Any:
+        """The columns of its rows."""
+        return self._live().get_attributes()
+
+    def _live(self) -> Any:
+        self._conn._session()
+        return self._raw
+
+
+class CursorFactory:
+    """What `cursor` returns: ``async for`` over its rows, or ``await`` it for a `Cursor`."""
+
+    __slots__ = ("_conn", "_raw", "_timeout")
+
+    def __init__(self, conn: Connection, raw: Any, timeout: float | None) -> None:
+        self._conn = conn
+        self._raw = raw
+        self._timeout = timeout
+
+    def __aiter__(self) -> CursorIterator:
+        self._conn._session()
+        return CursorIterator(self._conn, self._raw.__aiter__(), self._timeout)
+
+    def __await__(self) -> Generator[Any, Any, Cursor]:
+        return self._open().__await__()
+
+    async def _open(self) -> Cursor:
+        self._conn._session()
+        raw = await self._conn._run(_awaited(self._raw), self._timeout)
+        return Cursor(self._conn, raw)
+
+
+class CursorIterator(AsyncIterator[Any]):
+    """Row after row, `prefetch` of them read at a time. It may be left early; it ends with its transaction."""
+
+    __slots__ = ("_conn", "_raw", "_timeout")
+
+    def __init__(self, conn: Connection, raw: Any, timeout: float | None) -> None:
+        self._conn = conn
+        self._raw = raw
+        self._timeout = timeout
+
+    async def __anext__(self) -> Any:
+        self._conn._session()
+        row = await self._conn._run(_next(self._raw), self._timeout)
+        if row is _END:
+            raise StopAsyncIteration
+        return row
+
+
+class Cursor:
+    """A cursor that is moved by hand, within its transaction and lease."""
+
+    __slots__ = ("_conn", "_raw")
+
+    def __init__(self, conn: Connection, raw: Any) -> None:
+        self._conn = conn
+        self._raw = raw
+
+    async def fetch(self, n: int, *, timeout: float | None = None) -> list[Any]:
+        """The next `n` rows, fewer at the end."""
+        return await self._conn._run(self._live().fetch(n), timeout)
+
+    async def fetchrow(self, *, timeout: float | None = None) -> Any:
+        """The next row, or None at the end."""
+        return await self._conn._run(self._live().fetchrow(), timeout)
+
+    async def forward(self, n: int, *, timeout: float | None = None) -> int:
+        """Skip `n` rows; how many there were to skip."""
+        return await self._conn._run(self._live().forward(n), timeout)
+
+    def _live(self) -> Any:
+        self._conn._session()
+        return self._raw
+
+
+async def _awaited(factory: Any) -> Any:
+    return await factory
+
+
+async def _next(iterator: Any) -> Any:
+    try:
+        return await iterator.__anext__()
+    except StopAsyncIteration:
+        return _END  # a StopAsyncIteration may not leave a coroutine that something else drives
+
+
+_END = object()

@@ -1,0 +1,181 @@
+"""A transaction, or a savepoint inside one, as a block on a connection.
+
+Its own, not asyncpg's: asyncpg's reports success for a transaction that the server had failed, and its clean-up needs
+awaits that a cancelled task cannot make. Here only COMMIT's own answer is a commit, and a block that is cancelled
+leaves the ROLLBACK to the connection's actor.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+import trio
+
+from ..errors import CommitOutcomeUnknown, ConnectionLost, Error, TransactionAborted, TransactionEnded
+from ..policy.classify import classify
+from .actor import COMMIT_GRACE
+
+if TYPE_CHECKING:
+    from .handle import Connection
+
+_ISOLATION = {
+    "read_uncommitted": "READ UNCOMMITTED",
+    "read_committed": "READ COMMITTED",
+    "repeatable_read": "REPEATABLE READ",
+    "serializable": "SERIALIZABLE",
+}
+
+
+def begin_statement(isolation: str | None, readonly: bool, deferrable: bool) -> str:
+    """The BEGIN for these wishes. Raises ValueError for an isolation level that does not exist."""
+    words = ["BEGIN"]
+    if isolation is not None:
+        level = _ISOLATION.get(isolation.strip().lower().replace(" ", "_").replace("-", "_"))
+        if level is None:
+            raise ValueError(f"isolation is one of {', '.join(_ISOLATION)}; got {isolation!r}")
+        words.append(f"ISOLATION LEVEL {level}")
+    if readonly:
+        words.append("READ ONLY")
+    if deferrable:
+        words.append("DEFERRABLE")
+    return " ".join(words)
+
+
+class Transaction:
+    """What `conn.transaction()` returns: use it as a block, or call `start`, then `commit` or `rollback`.
+
+    Inside another transaction it is a savepoint. A block that ends normally commits (or releases its savepoint); one
+    that raises rolls back, and its exception goes on. A block that is cancelled is left at once: the connection's
+    actor rolls back, and the connection's next call waits for that.
+    """
+
+    __slots__ = ("_begin", "_conn", "_savepoint", "_state")
+
+    def __init__(self, conn: Connection, isolation: str | None, readonly: bool, deferrable: bool) -> None:
+        self._conn = conn
+        self._begin = begin_statement(isolation, readonly, deferrable)
+        self._savepoint: str | None = None
+        self._state: Literal["new", "started", "ended"] = "new"
+
+    async def start(self) -> None:
+        """BEGIN, or SAVEPOINT inside a transaction.
+
+        Raises `ConnectionLost`, `LeaseEnded`, the server's errors, and `Error` if it was started before or asks for
+        options inside a transaction.
+        """
+        if self._state != "new":
+            raise Error("this transaction was started before")
+        conn = self._conn
+        if conn.is_in_transaction():
+            if self._begin != "BEGIN":
+                raise Error("a transaction inside another takes no options of its own: it is a savepoint")
+            self._savepoint = f"ysactor_{conn._next_savepoint()}"
+            sql = f"SAVEPOINT {self._savepoint}"
+        else:
+            conn._failure = None
+            sql = self._begin
+        self._state = "started"
+        try:
+            await conn._command(sql)
+        except BaseException:
+            self._state = "ended"
+            if conn._is_left():
+                # Cancelled on its way, it may have been carried out.
+                conn._owe(self._undo)
+            raise
+
+    async def commit(self) -> None:
+        """COMMIT, or RELEASE SAVEPOINT.
+
+        Cancelled before COMMIT is sent, nothing is sent and the transaction is rolled back. Once it is sent, a
+        cancellation is put off until its answer is there, for `COMMIT_GRACE` (2) seconds at most.
+
+        Raises `CommitOutcomeUnknown` if the answer was lost; `TransactionAborted` if the server had failed the
+        transaction, so that nothing was committed; `TransactionEnded` if the transaction was ended by hand; the
+        server's error (a deferred constraint, a serialization failure) if COMMIT was refused and nothing was
+        committed; `ConnectionLost` if the connection was lost before COMMIT was sent.
+        """
+        self._end()
+        conn = self._conn
+        if self._savepoint is not None:
+            await self._or_owe(f"RELEASE SAVEPOINT {self._savepoint}")
+            return
+        try:
+            await conn._ready()
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except trio.Cancelled:
+            conn._owe(self._undo)
+            raise
+        if not conn.is_in_transaction():
+            raise TransactionEnded
+        await self._send_commit()
+
+    async def _send_commit(self) -> None:
+        conn = self._conn
+        record, session = conn._record, conn._session()
+        answered = record.commit = trio.Event()
+        try:
+            tag = await session.drive(session.raw.execute("COMMIT"), grace=COMMIT_GRACE)
+        except ConnectionLost as loss:
+            record.end(loss.reason)
+            raise CommitOutcomeUnknown(loss.reason, record.at) from loss
+        except Exception as error:
+            if classify(error) == "connection_lost":
+                raise CommitOutcomeUnknown(str(error), record.at) from error
+            raise
+        finally:
+            record.commit = None
+            answered.set()
+        if tag != "COMMIT":
+            raise TransactionAborted from conn._failure
+
+    async def rollback(self) -> None:
+        """ROLLBACK, or ROLLBACK TO SAVEPOINT. Cancelled, it is done by the connection's actor.
+
+        Raises `ConnectionLost` if the connection is gone; the server has then rolled back.
+        """
+        self._end()
+        await self._or_owe(self._undo)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state == "ended":
+            return
+        if error is None:
+            await self.commit()
+            return
+        self._end()
+        conn = self._conn
+        if not conn._is_live():
+            return
+        try:
+            await conn._command(self._undo, timeout=conn._patience)
+        except (trio.Cancelled, TimeoutError):
+            # The block's own exception goes on; a cancellation is met again at the next checkpoint.
+            conn._owe(self._undo)
+        except Error:
+            pass  # the connection is gone: the server rolls back
+        except Exception as failed:
+            error.add_note(f"{self._undo} failed as well: {failed}")
+
+    @property
+    def _undo(self) -> str:
+        return "ROLLBACK" if self._savepoint is None else f"ROLLBACK TO SAVEPOINT {self._savepoint}"
+
+    def _end(self) -> None:
+        if self._state != "started":
+            raise Error("this transaction is not started" if self._state == "new" else "this transaction has ended")
+        self._state = "ended"
+
+    async def _or_owe(self, sql: str) -> None:
+        try:
+            await self._conn._command(sql)
+        except trio.Cancelled:
+            self._conn._owe(self._undo)
+            raise

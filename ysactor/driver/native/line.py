@@ -1,0 +1,183 @@
+"""One connected socket with asyncpg's protocol behind it: reading, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from trio.lowlevel import wait_readable
+
+from .dialling import in_words
+from .login import LoggedIn
+from .messages import GOODBYE, last_words
+
+_TAIL = 1024
+"""Bytes kept of what was read last, in which the server's last words are looked for."""
+
+
+class Line:
+    """A socket's reading side. Whoever holds the right to drive reads it; nobody else does."""
+
+    __slots__ = (
+        *("_receive", "_tail", "closed", "errand", "loop", "on_end", "read", "reason", "scope", "sock", "stirred"),
+        *("transport", "users_error", "wire"),
+    )
+
+    def __init__(self, parts: LoggedIn, on_end: Callable[[], None]) -> None:
+        self.loop = parts.loop
+        self.wire = parts.wire
+        self.transport = parts.transport
+        self.sock = parts.transport.sock
+        self.read = parts.transport.read
+        self.closed = False
+        self.reason = ""
+        """Why it is closed."""
+        self.on_end = on_end
+        """Called once, when it has been closed, by whichever side."""
+        self.stirred = False
+        """Something happened on the socket while a call was running, which the call may not have seen."""
+        self.scope: trio.CancelScope | None = None
+        """Around a wait that a finished flush, or reading that goes on, has to end."""
+        self.errand: trio.CancelScope | None = None
+        """Around the user's own code, inside a call."""
+        self.users_error: BaseException | None = None
+        """What the user's own code raised inside the last call that it did."""
+        self._receive = parts.wire.data_received
+        self._tail = b""
+        parts.loop.poke = self.poke
+        parts.transport.watch_abort(self._aborted)
+
+    def feed(self, data: bytes) -> None:
+        """Give asyncpg what was read; nothing is the end."""
+        if not data:
+            self.ended(None)
+            return
+        self._tail = data[-_TAIL:]
+        try:
+            self._receive(data)
+        except BaseException as error:
+            # asyncpg's state is anybody's guess: what it raises here is no answer of the server's.
+            self.shut("asyncpg could not read what the server sent", error if isinstance(error, Exception) else None)
+            if not isinstance(error, Exception):
+                raise
+
+    def ended(self, error: OSError | None) -> None:
+        """The server's end is closed, or the socket failed."""
+        match error:
+            case None:
+                reason = "closed by the server"
+            case ssl.SSLError():
+                reason = f"TLS failed: {error.reason or error}"
+            case _:
+                reason = in_words(error)
+        self.shut(self._in_its_words(reason), error)
+
+    def _in_its_words(self, otherwise: str) -> str:
+        words = last_words(self._tail)
+        return otherwise if words is None else f"closed by the server: {words}"
+
+    def shut(self, reason: str, cause: Exception | None = None, *, goodbye: bool = False) -> None:
+        """Close the socket and tell asyncpg, which fails what is waiting. Idempotent; no checkpoint."""
+        if self.closed:
+            return
+        if goodbye and not self.transport.backlog:
+            self.transport.write(GOODBYE)
+        self._close(reason)
+        self.transport.shut()
+        self.wire.connection_lost(cause)
+
+    def _aborted(self) -> None:
+        """asyncpg closed the transport: its holder said so, or it met what it cannot go on after."""
+        self._close(self._in_its_words("closed by asyncpg"))
+
+    def _close(self, reason: str) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.reason = reason
+        self.loop.odd = True
+        self.poke()
+        if self.errand is not None:
+            self.errand.cancel()
+        self.on_end()
+
+    def poke(self) -> None:
+        """End the wait of `turn`, if there is one."""
+        if self.scope is not None:
+            self.scope.cancel()
+
+    async def turn(self, waiting: asyncio.Future[Any]) -> None:
+        """Wait once, with everything that the fast path leaves out: timers, callbacks, a backlog, paused reading."""
+        loop, transport = self.loop, self.transport
+        loop.task.pending = waiting
+        try:
+            loop.run_ready()
+            loop.run_due()
+            if self.closed or waiting.done():
+                return
+            with trio.CancelScope(deadline=loop.next_due()) as self.scope:
+                if transport.backlog:
+                    transport.start_flush()
+                if transport.reading:
+                    await wait_readable(self.sock)
+                else:
+                    await trio.sleep_forever()
+            self.scope = None
+            self.read_once()
+            loop.run_due()
+        finally:
+            self.scope = None
+            loop.task.pending = None
+            self.recount()
+
+    async def breathe(self) -> None:
+        """Let others run, and take what has come meanwhile."""
+        await trio.lowlevel.checkpoint()
+        self.read_once()
+
+    def read_once(self) -> bool:
+        """Read without waiting. False if there was nothing, or nothing may be read."""
+        if self.closed or not self.transport.reading:
+            return False
+        try:
+            data = self.read()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.ended(error)
+            return False
+        self.feed(data)
+        return True
+
+    def drain(self) -> None:
+        """Take everything that has come while no call is running."""
+        self.stirred = False
+        before = self._tail
+        while self.read_once():
+            pass
+        if not self.closed and self._tail is not before and last_words(self._tail) is not None:
+            self.ended(None)  # it has said goodbye, and asyncpg cannot use a session after that: no need to see the end
+        self.loop.run_ready()
+        self.recount()
+
+    async def until_end(self) -> None:
+        """Read, and throw away, until the server has closed its end."""
+        while not self.closed:
+            await wait_readable(self.sock)
+            try:
+                if not self.read():
+                    return
+            except BlockingIOError:
+                continue
+            except OSError:
+                return
+
+    def recount(self) -> None:
+        """Whether a call must look closer."""
+        loop, transport = self.loop, self.transport
+        loop.odd = (
+            self.closed or self.stirred or not transport.reading or bool(transport.backlog) or not loop.is_quiet()
+        )

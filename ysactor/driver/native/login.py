@@ -1,0 +1,177 @@
+"""From an open socket to a logged-in connection, and what becomes of the password on the way."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import trio
+
+from ...config import Config, Tls
+from ...secret import Plain, Secret
+from ...servers import HostPort
+from ..protocol import ConnectFailure, Phase
+from .dialling import Peer, TlsParts, in_words
+from .loop import Loop, Spawn
+from .names import Wire, new_client_configuration, new_parameters, new_wire
+from .raw import NativeConnection
+from .transport import TlsTransport, Transport
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedIn:
+    """What a session is made of."""
+
+    raw: NativeConnection
+    wire: Wire
+    transport: Transport
+    loop: Loop
+    peer: Peer
+
+
+async def start_up(
+    sock: socket.socket, parts: TlsParts | None, host: HostPort, config: Config, spawn: Spawn
+) -> LoggedIn:
+    """Log in over an open socket. Raises `ConnectFailure` of LOGIN."""
+    loop = Loop(spawn)
+    transport = _transport(sock, loop, parts)
+    peer = _peer(sock, host, Tls() if parts is None else config.tls)
+    connected = loop.create_future()
+    # The password is in no local variable from here on: a traceback that prints locals would show it.
+    wire, forget = _begin(connected, loop, host, config, await _password(config.password_for(host)))
+    try:
+        transport.join(wire)
+        await _until(transport, wire, connected)
+    finally:
+        forget()
+    _judge(connected)
+    if parts is not None:
+        wire.is_ssl = True
+    try:
+        raw = NativeConnection(wire, transport, loop, tuple(host), _settings(config), _parameters(config, None))
+    except (ValueError, asyncpg.InterfaceError) as error:
+        raise ConnectFailure(Phase.LOGIN, f"asyncpg cannot work with this server: {error}") from error
+    wire.set_connection(raw)
+    return LoggedIn(raw, wire, transport, loop, peer)
+
+
+def _transport(sock: socket.socket, loop: Loop, parts: TlsParts | None) -> Transport:
+    if parts is None:
+        return Transport(sock, loop)
+    return TlsTransport(sock, loop, parts.tls, parts.incoming, parts.outgoing)
+
+
+def _peer(sock: socket.socket, host: HostPort, tls: Tls) -> Peer:
+    try:
+        return Peer(sock.family, sock.getpeername(), tls)
+    except OSError as error:  # it is gone already
+        raise ConnectFailure(Phase.LOGIN, in_words(error)) from error
+
+
+def _begin(
+    connected: Any, loop: Loop, host: HostPort, config: Config, password: str | None
+) -> tuple[Wire, Callable[[], None]]:
+    record_class = config.asyncpg_options.get("record_class", asyncpg.Record)
+    return new_wire(tuple(host), connected, _parameters(config, password), record_class, loop)
+
+
+async def _password(secret: Secret | None) -> str | None:
+    if secret is None:
+        return None
+    try:
+        revealed = await secret.reveal()
+    except Exception as error:
+        raise ConnectFailure(Phase.LOGIN, f"the password function raised {type(error).__name__}") from error
+    text = _text(revealed)
+    del revealed
+    if text is None:  # raised here, since the decoder's error would hold the whole password
+        raise ConnectFailure(Phase.LOGIN, "the password is not UTF-8")
+    return text
+
+
+def _text(password: Plain) -> str | None:
+    try:
+        text = password.decode() if isinstance(password, bytes) else password
+        text.encode()
+    except UnicodeError:
+        return None
+    return text
+
+
+def _parameters(config: Config, password: str | None) -> Any:
+    return new_parameters(
+        {
+            "user": config.user,
+            "password": password,
+            "database": config.database,
+            "server_settings": _start_up_settings(config),
+        }
+    )
+
+
+def _start_up_settings(config: Config) -> dict[str, str]:
+    settings = {"application_name": config.application_name}
+    if config.statement_timeout is not None:
+        settings["statement_timeout"] = str(max(1, round(config.statement_timeout * 1000)))
+    return settings | dict(config.server_settings)
+
+
+def _settings(config: Config) -> Any:
+    options: Mapping[str, Any] = config.asyncpg_options
+    return new_client_configuration(
+        {
+            "command_timeout": None,  # it is the session's, as the default of `drive`
+            "statement_cache_size": options.get("statement_cache_size", 100),
+            "max_cacheable_statement_size": options.get("max_cacheable_statement_size", 15 * 1024),
+            "max_cached_statement_lifetime": 0,  # asyncpg would arm a timer for each statement; the session sees to it
+        }
+    )
+
+
+async def _until(transport: Transport, wire: Wire, connected: Any) -> None:
+    try:
+        while not connected.done():
+            await transport.flush()
+            await trio.lowlevel.wait_readable(transport.sock)
+            try:
+                data = transport.read()
+            except BlockingIOError:
+                continue
+            if not data:
+                wire.connection_lost(None)
+            elif not _understood(wire, data):
+                raise ConnectFailure(Phase.LOGIN, "the answer to the login is not PostgreSQL's")
+    except ssl.SSLError as error:
+        # In TLS 1.3 a server that refuses our certificate says so after the handshake.
+        raise ConnectFailure(Phase.TLS, f"the server ended TLS: {error.reason or error}") from error
+    except OSError as error:
+        raise ConnectFailure(Phase.LOGIN, in_words(error)) from error
+
+
+def _understood(wire: Wire, data: bytes) -> bool:
+    try:
+        wire.data_received(data)
+    except Exception:
+        return False
+    return True
+
+
+def _judge(connected: Any) -> None:
+    """Raise what the login came to, if it failed."""
+    error = connected.exception()
+    match error:
+        case None:
+            return
+        case asyncpg.ConnectionDoesNotExistError():  # asyncpg's own, not an answer
+            raise ConnectFailure(Phase.LOGIN, "the server hung up during the login") from error
+        case asyncpg.PostgresError():
+            raise ConnectFailure(Phase.LOGIN, str(error.args[0]), sqlstate=getattr(error, "sqlstate", None)) from error
+        case asyncpg.InterfaceError() | asyncpg.InternalClientError():
+            error.__cause__ = error.__context__ = None  # what is below may hold the password
+            raise ConnectFailure(Phase.LOGIN, str(error)) from error
+        case _:  # out of asyncpg's reading of a message
+            raise ConnectFailure(Phase.LOGIN, "the answer to the login is not PostgreSQL's") from error

@@ -1,0 +1,265 @@
+"""The driver that leaves everything to asyncpg: its own `connect`, on a loop that trio-asyncio runs inside Trio.
+
+For releases of asyncpg or Python that the native driver does not know, and to compare with. Each call is an asyncio
+task on the loop and costs several passes of the scheduler. Importing trio-asyncio changes `asyncio.new_event_loop` for
+the whole process, so nothing but this file does it, and only when this driver is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import logging
+import math
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from ..config import Config, Tls, TlsMode
+from ..errors import ConfigurationError
+from ..servers import HostPort
+from .protocol import ConnectFailure, Phase
+from .trio_asyncio_session import TrioAsyncioSession
+from .trio_asyncio_work import known_failures, run
+
+_log = logging.getLogger("ysactor")
+
+
+class TrioAsyncioDriver:
+    """Opens sessions with stock asyncpg.
+
+    Raises: `ConfigurationError` where trio-asyncio is missing or does not work, as on Python 3.14.
+    """
+
+    def __init__(self) -> None:
+        self._trio_asyncio = _load()
+        self._loop: Any = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the loop open: a new one, or the one the application already runs in."""
+        running = self._trio_asyncio.current_loop.get()
+        try:
+            if running is not None:
+                self._loop = running
+                task_status.started()
+                await trio.sleep_forever()
+            async with self._trio_asyncio.open_loop() as loop:
+                # trio-asyncio's own handler lets an exception in a callback end the loop and, with it, every session.
+                loop.set_exception_handler(_log_exception)
+                self._loop = loop
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self._loop = None
+
+    async def connect(self, host: HostPort, config: Config) -> TrioAsyncioSession:
+        """Open one session on exactly this server, logged in. See the protocol.
+
+        Trio-flavoured. The addresses of a name are tried one after the other. A password callable is called once.
+        """
+        if self._loop is None:
+            raise RuntimeError("bug: `run` of this driver has not been started")
+        password = await _password(config)
+        failure: ConnectFailure | None = None
+        for address in await _addresses(host):
+            try:
+                return await self._connect(host, address, config, password)
+            except ConnectFailure as error:
+                if error.phase is not Phase.CONNECT:
+                    raise
+                failure = error
+        assert failure is not None, "bug: a name resolves to an address or fails"
+        raise failure
+
+    async def resolve(self, host: str) -> str | None:
+        """The address a name stands for: the first IPv4, else the first IPv6. Trio-flavoured."""
+        try:
+            found = await trio.socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            return None
+        addresses = [_unmapped(str(entry[4][0])) for entry in found]
+        return next((address for address in addresses if ":" not in address), addresses[0] if addresses else None)
+
+    async def _connect(self, host: HostPort, address: str, config: Config, password: str) -> TrioAsyncioSession:
+        stages = _Stages(self._loop)
+        if host.is_unix or config.tls.mode is TlsMode.OFF:
+            return await self._open(host, address, config, password, stages)
+        stages.context = _Named.of(config.tls, host.host)
+        try:
+            return await self._open(host, address, config, password, stages)
+        except ConnectFailure as refused:
+            # `prefer` goes on in the clear where the server has no TLS. A handshake that failed is a failure.
+            if config.tls.mode is not TlsMode.PREFER or refused.phase is not Phase.TLS or stages.context.is_used:
+                raise
+        return await self._open(host, address, config, password, _Stages(self._loop))
+
+    async def _open(
+        self, host: HostPort, address: str, config: Config, password: str, stages: _Stages
+    ) -> TrioAsyncioSession:
+        asyncpg: Any = importlib.import_module("asyncpg")
+        options = {
+            "direct_tls": False,
+            **config.asyncpg_options,
+            "loop": stages,
+            "connection_class": _connection_class(asyncpg),
+            # Nothing is left to asyncpg's own reading of the environment: the options have been read already.
+            "host": address,
+            "port": host.port,
+            "user": config.user,
+            "password": password,
+            "database": config.database,
+            "ssl": stages.context or False,
+            "server_settings": _start(config),
+            "target_session_attrs": "any",
+            "timeout": None,
+        }
+        try:
+            connection = await run(self._loop, asyncpg.connect(**options), lambda late: late.terminate())
+        except known_failures() as error:
+            detail = str(error) or type(error).__name__
+            raise ConnectFailure(stages.phase_of(error), detail, sqlstate=_sqlstate(error)) from error
+        return TrioAsyncioSession(self._loop, connection, host, config.socket_timeout)
+
+
+class _Stages:
+    """The loop, as one attempt to connect sees it: it notes how far the attempt has come."""
+
+    def __init__(self, loop: Any) -> None:
+        self.loop = loop
+        self.context: _Named | None = None
+        self._phase = Phase.CONNECT
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
+        """asyncio-flavoured."""
+        made = await self.loop.create_connection(*args, **options)
+        self._phase = Phase.LOGIN if self.context is None or "ssl" in options else Phase.TLS
+        return made
+
+    async def create_unix_connection(self, *args: Any, **options: Any) -> Any:
+        """asyncio-flavoured."""
+        made = await self.loop.create_unix_connection(*args, **options)
+        self._phase = Phase.LOGIN
+        return made
+
+    async def start_tls(self, *args: Any, **options: Any) -> Any:
+        """asyncio-flavoured."""
+        made = await self.loop.start_tls(*args, **options)
+        self._phase = Phase.LOGIN
+        return made
+
+    def phase_of(self, error: BaseException) -> Phase:
+        """The phase an attempt that ended with this error was in."""
+        if isinstance(error, ssl.SSLError):
+            # A server that wants a certificate of ours says so only after its own half of the handshake.
+            return Phase.TLS
+        if self._phase is Phase.CONNECT and self.context is not None and self.context.is_used:
+            return Phase.TLS
+        return self._phase
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loop, name)
+
+
+class _Named(ssl.SSLContext):
+    """The options' context, checking the server's name that was asked for instead of the address that is dialled.
+
+    asyncpg gives the dialled host as the name; here that is an address, so that a cancel request goes where the session
+    went even if the name stands for several servers.
+    """
+
+    _inner: ssl.SSLContext
+    _name: str
+    is_used: bool
+    """Whether a handshake has begun."""
+
+    @classmethod
+    def of(cls, tls: Tls, host: str) -> _Named:
+        """The context for one connection."""
+        assert tls.context is not None, "bug: the options make a context whenever TLS is used"
+        made = cls(ssl.PROTOCOL_TLS_CLIENT)
+        made._inner, made._name, made.is_used = tls.context, tls.server_name or host, False
+        return made
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """Begin TLS on one connection."""
+        self.is_used = True
+        return self._inner.wrap_bio(incoming, outgoing, server_side, self._name, session)
+
+
+def _connection_class(asyncpg: Any) -> Any:
+    """asyncpg's connection, on the loop itself once it is open, and able to interrupt its server after its end."""
+    base: Any = asyncpg.Connection
+    cancel: Any = importlib.import_module("asyncpg.connect_utils")._cancel
+
+    def init(self: Any, protocol: Any, transport: Any, loop: _Stages, addr: Any, config: Any, params: Any) -> None:
+        base.__init__(self, protocol, transport, loop.loop, addr, config, params)
+        pid, secret = protocol.backend_pid, protocol.backend_secret
+        self.interrupt = lambda: cancel(
+            loop=loop.loop, addr=addr, params=params, backend_pid=pid, backend_secret=secret
+        )
+
+    return type("Connection", (base,), {"__slots__": ("interrupt",), "__init__": init})
+
+
+def _load() -> Any:
+    try:
+        return importlib.import_module("trio_asyncio")
+    except (ImportError, AttributeError) as error:
+        # Python 3.14 removed what trio-asyncio 0.16 subclasses, hence the AttributeError.
+        raise ConfigurationError(
+            [f"driver: trio-asyncio cannot be used here ({error}); it needs Python below 3.14, and to be installed"]
+        ) from error
+
+
+async def _password(config: Config) -> str:
+    if config.password is None:
+        return ""  # asyncpg takes None as leave to look in the environment and in files
+    plain = await config.password.reveal()
+    return plain.decode() if isinstance(plain, bytes) else plain
+
+
+async def _addresses(host: HostPort) -> list[str]:
+    if host.is_unix:
+        await trio.lowlevel.checkpoint()
+        return [host.unix_path]
+    try:
+        found = await trio.socket.getaddrinfo(host.host, host.port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConnectFailure(Phase.RESOLVE, f"{host.host}: {error}") from error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _unmapped(address: str) -> str:
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return str(mapped) if mapped else address
+
+
+def _start(config: Config) -> dict[str, str]:
+    """The run-time parameters of the start-up message."""
+    settings = {"application_name": config.application_name}
+    if config.statement_timeout is not None:
+        # Rounded up: what is shorter than a millisecond must not become 0, which is "no limit".
+        settings["statement_timeout"] = str(math.ceil(config.statement_timeout * 1000))
+    return {**settings, **config.server_settings}
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    """The server's SQLSTATE. asyncpg's own errors carry one too, but no severity: no server has sent them."""
+    if getattr(error, "severity", None) is not None:
+        return str(error.sqlstate)  # type: ignore[attr-defined]
+    return None if error.__cause__ is None else _sqlstate(error.__cause__)
+
+
+def _log_exception(_loop: Any, context: Mapping[str, Any]) -> None:
+    _log.error("in the asyncio loop: %s", context.get("message", ""), exc_info=context.get("exception"))

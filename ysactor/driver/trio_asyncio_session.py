@@ -1,0 +1,267 @@
+"""One session of the trio-asyncio driver: asyncpg's connection, its calls run as asyncio tasks watched from Trio."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import math
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import trio
+
+from ..errors import ConnectionLost
+from ..servers import HostPort
+from .protocol import SessionEvents, Status
+from .trio_asyncio_work import Work, known_failures, run
+
+T = TypeVar("T")
+
+_END: Any = object()
+
+
+class TrioAsyncioSession:
+    """An open session. Made by `TrioAsyncioDriver.connect`. All is Trio-flavoured but what says otherwise."""
+
+    def __init__(self, loop: Any, connection: Any, host: HostPort, socket_timeout: float | None) -> None:
+        self._loop = loop
+        self._connection = connection
+        self._host = host
+        self._pid: int = connection.get_server_pid()
+        self._socket_timeout = math.inf if socket_timeout is None else socket_timeout
+        self._state: Status = Status.IDLE
+        """IDLE stands for IN_TRANSACTION too; asyncpg knows which."""
+        self._work: Work | None = None
+        self._settled = trio.Event()
+        self._events: SessionEvents | None = None
+        self._reason = ""
+        self._untold: str | None = None
+        connection.add_termination_listener(self._terminated)
+
+    @property
+    def host(self) -> HostPort:
+        """The server it is connected to."""
+        return self._host
+
+    @property
+    def raw(self) -> Any:
+        """asyncpg's connection."""
+        return self._connection
+
+    @property
+    def pid(self) -> int:
+        """The server's process for it."""
+        return self._pid
+
+    @property
+    def status(self) -> Status:
+        """What it is doing."""
+        if self._state is not Status.IDLE:
+            return self._state
+        if self._connection.is_closed():
+            return Status.CLOSED
+        return Status.IN_TRANSACTION if self._connection.is_in_transaction() else Status.IDLE
+
+    def is_clean(self) -> bool:
+        """Whether the next holder may have it as it is."""
+        return self.status is Status.IDLE
+
+    def attach(self, events: SessionEvents) -> None:
+        """Name the owner."""
+        self._events = events
+        if self._untold is not None:
+            reason, self._untold = self._untold, None
+            events.lost(reason)
+
+    async def drive(self, call: Coroutine[Any, Any, T], timeout: float | None = None, grace: float | None = None) -> T:
+        """Run one of `raw`'s coroutines to its end. See the protocol.
+
+        The coroutine is asyncio-flavoured and becomes a task of the loop, so the caller's task need not know the loop.
+        """
+        try:
+            until = await self._admit(timeout)
+        except BaseException:
+            call.close()
+            raise
+        socket_until = trio.current_time() + self._socket_timeout
+        work = self._work = Work(self._loop, call)
+        self._state = Status.BUSY
+        try:
+            await work.watch(min(until, socket_until), grace)
+        except BaseException:
+            self._leave(work)
+            raise
+        now = trio.current_time()
+        if now >= socket_until:
+            self.terminate("socket_timeout")
+        elif not work.is_over and now >= until:
+            self._leave(work)
+            raise TimeoutError
+        elif not work.is_over:
+            self.terminate("given up after a cancellation")
+        return self._outcome(work)
+
+    def source(self, rows: AsyncIterable[Any]) -> AsyncIterable[Any]:
+        """Make a Trio-flavoured iterable an asyncio-flavoured one, for a driven call."""
+
+        async def translated() -> AsyncIterator[Any]:
+            iterator = aiter(rows)
+
+            async def following() -> Any:
+                return await anext(iterator, _END)
+
+            while (row := await self._errand(following)) is not _END:
+                yield row
+
+        return translated()
+
+    def sink(self, write: Callable[[bytes], Awaitable[None]]) -> Callable[[bytes], Awaitable[None]]:
+        """Make a Trio-flavoured function an asyncio-flavoured one, for a driven call."""
+
+        async def translated(data: bytes) -> None:
+            await self._errand(lambda: write(data))
+
+        return translated
+
+    async def settle(self, timeout: float) -> bool:
+        """Have the server cancel the abandoned call, and wait until the session is usable again."""
+        if self._state is not Status.ABANDONED:
+            await trio.lowlevel.checkpoint()
+            return self.status is not Status.CLOSED
+        settled = False
+        try:
+            with trio.move_on_after(timeout):
+                settled = timeout > 0 and await self._drain()
+        finally:
+            if not settled:
+                self.terminate("the abandoned call could not be cancelled")
+        if settled:
+            self._state = Status.IDLE
+            self._settled.set()
+        return settled
+
+    async def close(self, timeout: float) -> None:
+        """Say goodbye and wait until the server has closed its end, at most so long."""
+        if self._state in (Status.BUSY, Status.ABANDONED):
+            self.terminate("closed")
+        if self.status is Status.CLOSED:
+            await trio.lowlevel.checkpoint()
+            return
+        self._over("closed")
+        try:
+            with trio.move_on_after(timeout):
+                await self._run(self._connection.close())
+        finally:
+            self._abort()
+
+    async def interrupt(self, timeout: float) -> None:
+        """Have the server stop what it is executing for this session."""
+        with trio.move_on_after(timeout):
+            await self._run(self._connection.interrupt())
+
+    def terminate(self, reason: str) -> None:
+        """Close the socket now: at the loop's next turn, as asyncio does."""
+        if self._state is Status.CLOSED:
+            return
+        self._over(reason)
+        self._abort()
+
+    # A call from beginning to end.
+
+    async def _admit(self, timeout: float | None) -> float:
+        """Wait until a call may begin; the time its `timeout` runs out."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._check_free()
+        until = math.inf if timeout is None else trio.current_time() + timeout
+        if timeout is not None and timeout <= 0:
+            raise TimeoutError
+        if self._state is Status.ABANDONED:
+            with trio.move_on_at(until):
+                await self._settled.wait()
+            self._check_free()
+            if not self._settled.is_set():
+                raise TimeoutError
+        return until
+
+    def _check_free(self) -> None:
+        match self._state:
+            case Status.BUSY:
+                exceptions: Any = importlib.import_module("asyncpg.exceptions")
+                raise exceptions.InterfaceError("cannot perform operation: another operation is in progress")
+            case Status.CLOSED:
+                raise ConnectionLost(self._reason, self._host)
+            case _:
+                return
+
+    def _leave(self, work: Work) -> None:
+        """The caller leaves the call. asyncpg asks the server to cancel it as soon as the loop gets to it."""
+        work.leave()
+        if self._state is Status.CLOSED:
+            return
+        self._state = Status.ABANDONED
+        self._settled = trio.Event()
+        if self._events is not None:
+            self._events.abandoned()
+
+    def _outcome(self, work: Work) -> Any:
+        self._work = None
+        if self._state is Status.CLOSED:
+            raise ConnectionLost(self._reason, self._host)
+        self._state = Status.IDLE
+        try:
+            return work.task.result()
+        except BaseException as error:
+            # asyncpg has several names for a connection that is gone, `InternalClientError` among them.
+            if self._connection.is_closed():
+                self._over("closed by the server")
+                raise ConnectionLost(self._reason, self._host) from error
+            if work.has_failed_errand:
+                self._work = work
+                self._leave(work)
+            raise
+
+    async def _drain(self) -> bool:
+        work = self._work
+        assert work is not None, "bug: an abandoned session has a call that was left"
+        await work.wait()
+        # asyncpg begins no statement before its cancel request has been sent, that request's connection has been closed
+        # by the server, and the old statement's answer has been read. In a failed transaction it fails: just as well.
+        await self._run(self._connection.execute("SELECT 1"))
+        self._work = None
+        return self._state is Status.ABANDONED and not self._connection.is_closed()
+
+    async def _run(self, call: Coroutine[Any, Any, Any]) -> None:
+        """Run something of the session's own; a failure of the server or the network has no consequence."""
+        with suppress(*known_failures(), asyncio.CancelledError):
+            await run(self._loop, call)
+
+    async def _errand(self, errand: Callable[[], Awaitable[T]]) -> T:
+        """asyncio-flavoured."""
+        assert self._work is not None, "bug: a source or sink is used inside a driven call"
+        return await self._work.ask(errand)
+
+    # The end.
+
+    def _terminated(self, _connection: Any) -> None:
+        """asyncpg's connection is over: told from inside the loop, for every reason there is."""
+        if self._state is not Status.IDLE:
+            return
+        self._over("closed by the server")
+        if self._events is None:
+            self._untold = self._reason
+        else:
+            self._events.lost(self._reason)
+
+    def _over(self, reason: str) -> None:
+        self._state, self._reason = Status.CLOSED, reason
+        self._settled.set()
+        if self._work is not None:
+            self._work.give_up()
+
+    def _abort(self) -> None:
+        if not self._loop.is_closed():
+            self._connection.terminate()
+
+    def __repr__(self) -> str:
+        return f"<TrioAsyncioSession to {self._host}, {self.status.value}>"

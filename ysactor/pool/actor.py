@@ -1,0 +1,272 @@
+"""The pool's actor: opens what is missing, recycles what is old, moves what is in the wrong place.
+
+It is not on the way of a query. Callers take and give back through the ledger, in their own tasks; the actor hears of
+connections that open, end or have been settled, and of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import TYPE_CHECKING, assert_never
+
+import trio
+
+from ..actor import Inbox, Ref, open_mailbox, send_after
+from ..connection.actor import run_connection
+from ..connection.messages import Close, ConnectionMessage, Ended, Opened, OpenFailed, Settled
+from ..connection.record import Place, Record
+from ..connection.setup import preparation
+from ..errors import Error, PoolClosed
+from ..policy.rebalance import Held, plan
+from .ledger import Ledger
+from .messages import CloseLeased, PoolMessage, RebalanceDue, RefillDue, ShrinkDue, Wanted
+from .pause import Pause
+from .statistics import Tally
+
+if TYPE_CHECKING:
+    from ..cluster.actor import ClusterActor
+    from ..config import Config
+    from ..driver.protocol import Driver
+
+
+class PoolActor:
+    """One pool. `run` is its loop; everything else is synchronous."""
+
+    def __init__(
+        self,
+        config: Config,
+        cluster: ClusterActor,
+        driver: Driver,
+        rng: Random,
+    ) -> None:
+        self.config = config
+        self.cluster = cluster
+        self.driver = driver
+        self.tally = Tally()
+        self.ledger = Ledger(min_size=config.min_size, max_size=config.max_size, close=self._close)
+        self.last_failure: Error | None = None
+        """The newest failure to open a connection, until one opens."""
+        self.changed = trio.Event()
+        """Set, and replaced, whenever a connection has opened or gone."""
+        self.ref: Ref[PoolMessage]
+        self._inbox: Inbox[PoolMessage]
+        self.ref, self._inbox = open_mailbox()
+        self._rng = rng
+        self._numbers = 0
+        self._openings: dict[int, trio.CancelScope] = {}
+        self._pause = Pause()
+        self._is_paused = False
+        self._shrink_due = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Until it is cancelled; its connections then close in bounded time."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                self._refill()
+                send_after(nursery, self.config.rebalance_interval, self.ref, RebalanceDue())
+                task_status.started()
+                async for message in self._inbox:
+                    self._receive(message)
+                    self._refill()
+            finally:
+                self._refuse(PoolClosed)
+                self.ledger.is_closed = True
+                # Connections still report while they close, and what they report must still be booked.
+                nursery.start_soon(self._book_the_end, name="ysactor.pool.end")
+                nursery.cancel_scope.cancel()
+
+    async def _book_the_end(self) -> None:
+        with trio.CancelScope(shield=True):
+            while self.ledger.sockets:
+                message = await self._inbox.__anext__()
+                self._receive(message)
+            self._inbox.close()
+
+    def _receive(self, message: PoolMessage) -> None:
+        match message:
+            case Opened(number):
+                self._opened(number)
+            case OpenFailed(number, error):
+                self._open_failed(number, error)
+            case Settled(number):
+                if (record := self.ledger.find(number)) is not None:
+                    self.ledger.settled(record, trio.current_time())
+            case Ended(number, reason):
+                self._ended(number, reason)
+            case Wanted():
+                pass  # what follows every message is all there is to do
+            case RefillDue():
+                self._is_paused = False
+            case RebalanceDue():
+                self._rebalance()
+            case ShrinkDue():
+                self._shrink_due = False
+            case CloseLeased():
+                self._close_leased()
+            case _:
+                assert_never(message)
+        self._shrink()
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    def _refill(self) -> None:
+        """Start what is missing. After a failure, one attempt at a time, until one succeeds."""
+        ledger = self.ledger
+        if self._is_paused or ledger.is_closed:
+            return
+        missing = ledger.missing()
+        if self._pause.failures:
+            missing = min(missing, 1 - ledger.opening_count)
+        for _ in range(missing):
+            self._open()
+
+    def _open(self) -> None:
+        self._numbers += 1
+        number = self._numbers
+        ref: Ref[ConnectionMessage]
+        inbox: Inbox[ConnectionMessage]
+        ref, inbox = open_mailbox()
+        record = Record(number, ref)
+        self.ledger.opening(record)
+        self._nursery.start_soon(self._run_connection, record, inbox, name=f"ysactor.connection[{number}]")
+
+    async def _run_connection(self, record: Record, inbox: Inbox[ConnectionMessage]) -> None:
+        with trio.CancelScope() as scope:
+            self._openings[record.number] = scope
+            await run_connection(
+                record,
+                inbox,
+                self.ref,  # type: ignore[arg-type]  # the pool's union includes every event of its connections
+                self.cluster.ref,
+                self.driver,
+                self.config,
+                preparation(self.config, record),
+            )
+
+    def _opened(self, number: int) -> None:
+        self._openings.pop(number, None)
+        record = self.ledger.find(number)
+        if record is None:
+            return
+        self.tally.connections_opened += 1
+        self.last_failure = None
+        self._pause.reset()
+        config = self.config
+        now = trio.current_time()
+        if config.max_lifetime is not None:
+            record.expires = now + config.max_lifetime + self._rng.random() * config.lifetime_jitter
+        self.ledger.opened(record, now)
+        self._announce()
+
+    def _open_failed(self, number: int, error: Error) -> None:
+        self._openings.pop(number, None)
+        if self.ledger.gone(number) is None:
+            return
+        self.tally.openings_failed += 1
+        self.last_failure = error
+        if not self._is_paused and not self.ledger.is_closed:
+            self._is_paused = True
+            send_after(self._nursery, self._pause.next(self._rng.random()), self.ref, RefillDue())
+        ledger = self.ledger
+        # With anything idle, out or under way there is still something to wait for.
+        if not (ledger.idle or ledger.leased or ledger.opening_count):
+            self._refuse(lambda: _copy(error))
+        self._announce()
+
+    def _ended(self, number: int, reason: str) -> None:
+        self._openings.pop(number, None)
+        record = self.ledger.gone(number)
+        if record is None:
+            return
+        if record.session is not None:
+            self.tally.closed[reason] += 1
+        self._announce()
+
+    # --- recycling and moving ----------------------------------------------------------------------------------------
+
+    def _rebalance(self) -> None:
+        send_after(self._nursery, self.config.rebalance_interval, self.ref, RebalanceDue())
+        ledger = self.ledger
+        ledger.close_expired(trio.current_time())
+        held = [
+            Held(number=r.number, at=r.at, leased=r.place is Place.LEASED, marked=r.marked)
+            for r in ledger
+            if r.at is not None and r.place in (Place.IDLE, Place.LEASED)
+        ]
+        view = self.cluster.view()
+        moves = plan(
+            held,
+            placement=view.placement,
+            kept=view.kept,
+            out=view.out,
+            batch=self.config.rebalance_batch,
+            opening=view.opening,
+        )
+        self._mark(moves.unmark, False)
+        self._mark(moves.mark, True)
+        for number in moves.close:
+            ledger.close_idle(number, "rebalanced")
+        ledger.surplus = dict(moves.level)
+
+    def _mark(self, numbers: Iterable[int], marked: bool) -> None:
+        for number in numbers:
+            if (record := self.ledger.find(number)) is not None:
+                record.marked = marked
+
+    def _shrink(self) -> None:
+        config = self.config
+        if config.idle_timeout is None or config.min_size == config.max_size or self._shrink_due:
+            return
+        now = trio.current_time()
+        due = self.ledger.shrink(now, config.idle_timeout)
+        if due is not None:
+            self._shrink_due = True
+            send_after(self._nursery, due - now, self.ref, ShrinkDue())
+
+    # --- closing -----------------------------------------------------------------------------------------------------
+
+    def begin_close(self) -> None:
+        """No more callers: the line is refused, idle connections close, openings stop."""
+        ledger = self.ledger
+        ledger.is_closed = True
+        self._refuse(PoolClosed)
+        for scope in self._openings.values():
+            scope.cancel()
+        for record in list(ledger):
+            ledger.close_idle(record.number, "pool_closed")
+
+    def stop(self) -> None:
+        """End the actor; every connection is gone by then, or is closed now."""
+        self._nursery.cancel_scope.cancel()
+
+    def random(self) -> float:
+        """A share in [0, 1) from the pool's one source of chance."""
+        return self._rng.random()
+
+    def _close_leased(self) -> None:
+        for record in list(self.ledger):
+            if record.place is Place.LEASED:
+                record.pool_closed = True
+                record.end("the pool was closed")
+                self._close(record, "pool_closed")
+
+    def _close(self, record: Record, reason: str) -> None:
+        record.ref.cast(Close(reason))
+
+    def _refuse(self, error: Callable[[], Exception]) -> None:
+        self.tally.checkouts_refused += self.ledger.refuse_line(error)
+
+    def _announce(self) -> None:
+        event, self.changed = self.changed, trio.Event()
+        event.set()
+
+
+def _copy(error: Error) -> Exception:
+    """The same error for one more caller: tracebacks and contexts are each caller's own."""
+    twin = error.__class__.__new__(error.__class__)
+    twin.__dict__.update(error.__dict__)
+    twin.args = error.args
+    twin.__cause__ = error.__cause__
+    return twin

@@ -1,0 +1,344 @@
+"""What the application holds: the pool."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
+
+import trio
+
+from ..connection.handle import Connection
+from ..connection.record import Place, Record
+from ..errors import (
+    CheckoutTimeout,
+    ConfigurationError,
+    ConnectionLost,
+    PoolClosed,
+    PoolOverloaded,
+)
+from .lease import Acquire
+from .messages import CloseLeased, Wanted
+from .statistics import PoolStatistics
+
+if TYPE_CHECKING:
+    from ..cluster.handle import Cluster
+    from .actor import PoolActor
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class _Default:
+    def __repr__(self) -> str:
+        return "checkout_timeout"
+
+
+DEFAULT: Final = _Default()
+"""Stands for the pool's own `checkout_timeout`."""
+
+
+class Pool:
+    """Connections to a cluster, spread over its servers and kept open; made by `open_pool`.
+
+    Every method may be called from any task of the same Trio run. A single statement (`fetch` and its like) runs on
+    whichever connection is free, as its own transaction; what it changes in the session stays there.
+    """
+
+    def __init__(self, actor: PoolActor, cluster: Cluster) -> None:
+        self._actor = actor
+        self._ledger = actor.ledger
+        self._limit = actor.config.checkout_timeout
+        self._patience = actor.config.cancel_timeout
+        self._cluster = cluster
+        self._closing = False
+        self._closed = trio.Event()
+
+    # --- single statements -------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self, query: str, *args: Any, timeout: float | None = None, record_class: type | None = None
+    ) -> list[Any]:
+        """All rows of one statement, as asyncpg records.
+
+        `timeout` is seconds for the statement, None for no limit; the wait for a connection is bounded by
+        `checkout_timeout`. Cancelled in line, it leaves the line; cancelled in the statement, it is gone at once and
+        the server is told to stop. Raises `CheckoutTimeout`, `PoolOverloaded`, `PoolClosed`, `ConnectFailed` or
+        `NoNodeAvailable` if nothing ran; `TimeoutError` past `timeout`; `ConnectionLost` if the connection ended, in
+        which case the statement may or may not have been carried out; the server's errors, as asyncpg's classes.
+        """
+        record = self._ledger.take(trio.current_time()) or await self._wait(self._limit)
+        lease, session = record.lease, record.session
+        try:
+            return await session.drive(session.raw.fetch(query, *args, record_class=record_class), timeout)  # type: ignore[union-attr]
+        except ConnectionLost as loss:
+            raise _told(record, loss) from loss.__cause__
+        finally:
+            self._ledger.give_back(record, lease, trio.current_time())
+
+    async def fetchrow(
+        self, query: str, *args: Any, timeout: float | None = None, record_class: type | None = None
+    ) -> Any:
+        """The first row of one statement, or None; otherwise as `fetch`."""
+        record = self._ledger.take(trio.current_time()) or await self._wait(self._limit)
+        lease, session = record.lease, record.session
+        try:
+            return await session.drive(session.raw.fetchrow(query, *args, record_class=record_class), timeout)  # type: ignore[union-attr]
+        except ConnectionLost as loss:
+            raise _told(record, loss) from loss.__cause__
+        finally:
+            self._ledger.give_back(record, lease, trio.current_time())
+
+    async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
+        """One column of the first row, or None if there is no row; otherwise as `fetch`."""
+        record = self._ledger.take(trio.current_time()) or await self._wait(self._limit)
+        lease, session = record.lease, record.session
+        try:
+            return await session.drive(session.raw.fetchval(query, *args, column=column), timeout)  # type: ignore[union-attr]
+        except ConnectionLost as loss:
+            raise _told(record, loss) from loss.__cause__
+        finally:
+            self._ledger.give_back(record, lease, trio.current_time())
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
+        """Run one statement (several without arguments); the server's tag of the last; otherwise as `fetch`."""
+        record = self._ledger.take(trio.current_time()) or await self._wait(self._limit)
+        lease, session = record.lease, record.session
+        try:
+            return await session.drive(session.raw.execute(query, *args), timeout)  # type: ignore[union-attr]
+        except ConnectionLost as loss:
+            raise _told(record, loss) from loss.__cause__
+        finally:
+            self._ledger.give_back(record, lease, trio.current_time())
+
+    async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
+        """Run a statement once for each sequence of arguments, all or nothing; otherwise as `fetch`."""
+        record = self._ledger.take(trio.current_time()) or await self._wait(self._limit)
+        lease, session = record.lease, record.session
+        try:
+            await session.drive(session.raw.executemany(command, args), timeout)  # type: ignore[union-attr]
+        except ConnectionLost as loss:
+            raise _told(record, loss) from loss.__cause__
+        finally:
+            self._ledger.give_back(record, lease, trio.current_time())
+
+    # --- leases ------------------------------------------------------------------------------------------------------
+
+    def acquire(self, *, timeout: float | _Default | None = DEFAULT) -> Acquire:
+        """One connection for several statements, as a block.
+
+        `timeout` is seconds in line instead of `checkout_timeout`; None for no limit, 0 for no waiting at all. Entering
+        raises what `fetch` raises when nothing ran. If the connection ends under the block, the block is cancelled and
+        raises `ConnectionLost`. A connection left inside a transaction is closed, not handed on.
+        """
+        return Acquire(self, self._limit_of(timeout))
+
+    async def checkout(self, *, timeout: float | _Default | None = DEFAULT) -> Connection:
+        """One connection, to be given back by `checkin` or `discard`; prefer `acquire`.
+
+        The object stands for this one lease. If the connection ends meanwhile, its next call raises `ConnectionLost`.
+        """
+        record = await self._take(self._limit_of(timeout))
+        return Connection(record, self._patience)
+
+    def checkin(self, conn: Connection) -> None:
+        """Give a connection back. Never waits; once its lease has ended, a no-op."""
+        if conn._live:
+            conn._end()
+            self._ledger.give_back(conn._record, conn._lease, trio.current_time())
+
+    def discard(self, conn: Connection) -> None:
+        """Give a connection back to be closed and replaced. Never waits; once its lease has ended, a no-op."""
+        if conn._live:
+            conn._end()
+            self._ledger.discard(conn._record, conn._lease)
+
+    async def transaction(
+        self,
+        fn: Callable[Concatenate[Connection, P], Awaitable[T]],
+        *args: Any,
+        attempts: int = 3,
+        isolation: str | None = None,
+        readonly: bool = False,
+        deferrable: bool = False,
+        checkout_timeout: float | _Default | None = DEFAULT,
+        max_backoff: float = 0.5,
+    ) -> T:
+        """Run ``await fn(conn, *args)`` between BEGIN and COMMIT, and return its value.
+
+        The whole runs again, on a fresh connection, after a serialization failure, a deadlock, or a loss of the
+        connection before COMMIT: nothing was committed then. `attempts` is how often it is run at most. So `fn` must
+        have no side effects outside the database. Before each new run it waits a random time, up to 20 ms the first
+        time, doubling, `max_backoff` seconds at most (0: no wait).
+
+        An exception of `fn` rolls back and comes out; ``raise ysactor.Rollback(value)`` rolls back and `value` is
+        returned. Cancelled in `fn`, it is left at once, and the connection's actor rolls back. Cancelled in COMMIT,
+        COMMIT's answer is awaited for 2 seconds at most.
+
+        Raises, beside what `fn` raises: `CommitOutcomeUnknown`, `TransactionAborted`, `TransactionEnded`, the error
+        that made it run again when `attempts` are used up or no connection can be had for another run, and what
+        `acquire` raises when nothing ran at all.
+        """
+        from ..transaction import Attempts, run
+
+        policy = Attempts(attempts, isolation, readonly, deferrable, self._limit_of(checkout_timeout), max_backoff)
+        return await run(self, fn, args, policy)
+
+    # --- sight -------------------------------------------------------------------------------------------------------
+
+    async def ready(self, connections: int = 1, timeout: float | None = None) -> None:
+        """Wait until that many connections are open.
+
+        Raises `CheckoutTimeout`, which gives the last failure to connect, after `timeout` seconds (None: no limit);
+        `PoolClosed`; `ConfigurationError` for more than the pool may have.
+        """
+        if not 1 <= connections <= self._actor.config.max_size:
+            raise ConfigurationError([f"connections: must be 1 to {self._actor.config.max_size}, got {connections!r}"])
+        with trio.move_on_after(math.inf if timeout is None else timeout) as scope:
+            await trio.lowlevel.checkpoint()
+            while self._ledger.idle + self._ledger.leased < connections:
+                self._check_open()
+                await self._actor.changed.wait()
+        if scope.cancelled_caught:
+            last = self._actor.last_failure
+            raise CheckoutTimeout(timeout or 0, self._situation(), last) from last
+
+    def statistics(self) -> PoolStatistics:
+        """A snapshot, without waiting and without asking any server."""
+        ledger, tally, config = self._ledger, self._actor.tally, self._actor.config
+        by_host: Counter[str] = Counter()
+        draining = settling = 0
+        for record in ledger:
+            if record.place is Place.IDLE or record.place is Place.LEASED:
+                by_host[str(record.at)] += 1
+                draining += record.marked and record.place is Place.LEASED
+                settling += record.settling
+        return PoolStatistics(
+            size=min(max(config.min_size, ledger.total), config.max_size),
+            idle=ledger.idle,
+            leased=ledger.leased,
+            opening=ledger.opening_count,
+            waiting=ledger.waiting,
+            draining=draining,
+            settling=settling,
+            closing=ledger.closing,
+            by_host=dict(by_host),
+            checkouts=ledger.leases,
+            checkout_timeouts=tally.checkout_timeouts,
+            checkouts_cancelled=tally.checkouts_cancelled,
+            checkouts_refused=tally.checkouts_refused,
+            connections_opened=tally.connections_opened,
+            openings_failed=tally.openings_failed,
+            connections_closed=dict(tally.closed),
+            transactions_committed=tally.transactions_committed,
+            transactions_rolled_back=tally.transactions_rolled_back,
+            transactions_retried=tally.transactions_retried,
+            commits_unknown=tally.commits_unknown,
+        )
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster this pool connects to."""
+        return self._cluster
+
+    async def aclose(self) -> None:
+        """Close: no new checkouts, `shutdown_timeout` seconds for leases to come back, then their holders are ended.
+
+        Their blocks are cancelled and raise `PoolClosed`. Returns when every socket is closed, whatever the servers
+        do. Cancelled, it gives leases no more time. Closing again waits for the first to end.
+        """
+        if self._closing:
+            await self._closed.wait()
+            return
+        self._closing = True
+        actor, ledger = self._actor, self._ledger
+        grace = actor.config.shutdown_timeout
+        actor.begin_close()
+        try:
+            with trio.move_on_after(math.inf if grace is None else grace):
+                await self._until(lambda: ledger.leased - self._settling() == 0)
+        finally:
+            actor.ref.cast(CloseLeased())
+            with trio.CancelScope(shield=True):
+                # Each connection's farewell is bounded, so this is.
+                await self._until(lambda: ledger.sockets == 0)
+            self._closed.set()
+            actor.stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        s = self.statistics()
+        state = "closed" if self._closed.is_set() else "closing" if self._closing else "open"
+        return (
+            f"<ysactor.Pool {state}: {s.size} connections, {s.idle} idle, {s.leased} leased, {s.opening} opening,"
+            f" {s.waiting} waiting>"
+        )
+
+    # --- for this package --------------------------------------------------------------------------------------------
+
+    async def _take(self, limit: float | None) -> Record:
+        """A connection, leased to the caller."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return self._ledger.take(trio.current_time()) or await self._wait(limit)
+
+    async def _wait(self, limit: float | None) -> Record:
+        """Stand in line. What is received is leased already, so nothing may be awaited between here and its holder."""
+        self._check_open()
+        ledger, tally, actor = self._ledger, self._actor.tally, self._actor
+        most = actor.config.max_waiting
+        if most is not None and ledger.waiting >= most:
+            tally.checkouts_refused += 1
+            raise PoolOverloaded(ledger.waiting)
+        if ledger.sockets < ledger.max_size:
+            actor.ref.cast(Wanted())
+        handed: Record | Exception | None = None
+        try:
+            with trio.move_on_after(math.inf if limit is None else limit):
+                handed = await ledger.line.receive()
+        except trio.Cancelled:
+            tally.checkouts_cancelled += 1
+            raise
+        if isinstance(handed, Record):
+            return handed
+        if handed is not None:
+            raise handed
+        tally.checkout_timeouts += 1
+        last = actor.last_failure
+        raise CheckoutTimeout(limit or 0, self._situation(), last) from last
+
+    def _check_open(self) -> None:
+        if self._ledger.is_closed:
+            raise PoolClosed
+
+    def _limit_of(self, timeout: float | _Default | None) -> float | None:
+        if isinstance(timeout, _Default):
+            return self._limit
+        if timeout is None:
+            return None
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+            raise ConfigurationError([f"timeout: must be a number of seconds, 0 or more, or None; got {timeout!r}"])
+        return None if timeout == math.inf else timeout
+
+    def _situation(self) -> str:
+        s = self.statistics()
+        return f"{s.size} connections: {s.idle} idle, {s.leased} leased, {s.opening} opening; {s.waiting} in line"
+
+    def _settling(self) -> int:
+        return sum(record.settling for record in self._ledger)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        await trio.lowlevel.checkpoint()
+        while not condition():
+            await self._actor.changed.wait()
+
+
+def _told(record: Record, loss: ConnectionLost) -> Exception:
+    """What a caller is told whose statement lost its connection."""
+    record.end(loss.reason)
+    return record.loss() if record.pool_closed else loss

@@ -1,0 +1,56 @@
+"""A lease as a block: the holder's right to one connection, ended by the block, the connection, or the pool."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..connection.handle import Connection
+
+if TYPE_CHECKING:
+    from ..connection.record import Record
+    from .handle import Pool
+
+
+class Acquire:
+    """What `pool.acquire()` returns. Enter it once.
+
+    If the connection ends under the block, the block is cancelled and raises `ConnectionLost`, or `PoolClosed` if it
+    was the pool's doing. Leaving gives the connection back without waiting, cancelled or not.
+    """
+
+    __slots__ = ("_conn", "_limit", "_pool", "_scope")
+
+    def __init__(self, pool: Pool, limit: float | None) -> None:
+        self._pool = pool
+        self._limit = limit
+        self._conn: Connection
+        self._scope: trio.CancelScope
+
+    async def __aenter__(self) -> Connection:
+        record = await self._pool._take(self._limit)
+        return self._enter(record)
+
+    def _enter(self, record: Record) -> Connection:
+        scope = self._scope = trio.CancelScope()
+        scope.__enter__()
+        record.scope = scope
+        if record.reason is not None:
+            # It was handed over, and ended before this task was run.
+            scope.cancel()
+        self._conn = Connection(record, self._pool._patience)
+        return self._conn
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        conn, scope = self._conn, self._scope
+        record = conn._record
+        loss = record.loss() if scope.cancel_called else None
+        self._pool.checkin(conn)
+        swallowed = scope.__exit__(kind, error, trace)
+        if loss is not None and scope.cancelled_caught:
+            raise loss from None
+        return swallowed

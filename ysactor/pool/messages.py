@@ -1,0 +1,36 @@
+"""What the pool's actor is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..connection.messages import ConnectionEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Somebody has joined the line, and the pool may have to grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefillDue:
+    """The pause after a failed opening is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceDue:
+    """Time to close what has expired, and to move connections to where they should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkDue:
+    """Time to look for connections that have been idle for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLeased:
+    """The pool is closing, and has waited long enough: end every lease that is still out."""
+
+
+PoolMessage: TypeAlias = ConnectionEvent | Wanted | RefillDue | RebalanceDue | ShrinkDue | CloseLeased
