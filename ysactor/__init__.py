@@ -3,7 +3,7 @@
 Everything public is here; `ysactor.testing` has what tests need.
 """
 
-from .cluster.handle import Cluster, open_cluster
+from .client import Cluster, open_cluster, open_pool, run_pool
 from .cluster.info import ClusterInfo
 from .connection.handle import Connection
 from .connection.statements import Cursor, CursorFactory, CursorIterator, PreparedStatement
@@ -28,7 +28,6 @@ from .errors import (
 from .policy.classify import classify
 from .pool.handle import Pool
 from .pool.lease import Acquire
-from .pool.open import open_pool, run_pool
 from .pool.statistics import PoolStatistics
 from .servers import Counts, HostPort, NodeType, Server
 

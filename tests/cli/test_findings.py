@@ -57,7 +57,7 @@ SEED = Server("seed", 5433)
         (
             A,
             found([A, B], {A: DOWN, B: UP}, load_balance=True, topology_keys=KEYS),
-            "down      -         -          no: it could not be reached: Connection refused",
+            "down   -         -          no: it could not be reached: Connection refused",
         ),
         (
             A,

@@ -667,6 +667,23 @@ async def test_a_standby_promoted_when_the_primary_fails_is_found_through_the_la
         assert client.hosts("read_only") == []
 
 
+async def test_a_probe_checks_the_role_so_a_standby_is_back_only_once_it_was_promoted(
+    world: FakeCluster, open_client: Any
+) -> None:
+    world.servers[1].demote()
+    async with open_client(target_session_attrs="read-write", yb_servers_refresh_interval=10) as client:
+        await client.open_many(4)
+        assert client.hosts("read_only") == [TWO]
+
+        await trio.sleep(25)
+        assert client.hosts("read_only") == [TWO]
+
+        world.servers[1].promote()
+        await trio.sleep(10)
+        assert client.hosts("read_only") == []
+        assert client.hosts("placement") == [ONE, TWO, THREE]
+
+
 async def test_during_an_outage_discovery_is_retried_once_a_second_while_connections_are_opened(
     world: FakeCluster, open_client: Any
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..cluster.handle import open_cluster_of
+from ..client import open_cluster_of
 from ..config import Config, LoadBalance
 from ..errors import ConnectFailed, Error
 from ..policy.classify import is_drivers
@@ -18,7 +18,7 @@ from .events import Events, listening
 from .findings import UNVISITED, Findings, Made, Source, Visit
 
 if TYPE_CHECKING:
-    from ..cluster.handle import Cluster
+    from ..client import Cluster
     from ..cluster.info import ClusterInfo
     from ..connection.handle import Connection
 

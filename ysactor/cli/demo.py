@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..actor import open_tree
+from ..client import open_pool
 from ..config import Config
-from ..pool.open import open_pool
 from .bank import Holdings, Outcome, audit
 from .course import GRACE, Schedule
 from .ending import FAILED, Refusal

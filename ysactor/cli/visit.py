@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..actor import open_tree
-from ..cluster.handle import open_cluster_of
+from ..client import open_cluster_of, open_pool_over
 from ..config import Config, LoadBalance
 from ..errors import ConfigurationError, Error
 from ..policy.classify import is_drivers, sqlstate_of
-from ..pool.open import open_pool_over
 from .bank import Holdings, Outcome, audit
 from .demo import viewing
 from .ending import FAILED, Refusal
@@ -27,7 +26,7 @@ from .stage import Stage
 from .teller import Bank, holdings
 
 if TYPE_CHECKING:
-    from ..cluster.handle import Cluster
+    from ..client import Cluster
     from ..connection.handle import Connection
     from ..servers import Server
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import trio
@@ -307,9 +307,7 @@ class Connection:
         return self._session().sink(cast("Callable[[bytes], Awaitable[None]]", output))
 
     def _source(self, source: Any) -> Any:
-        if not isinstance(source, AsyncIterable):
-            return source
-        return self._session().source(cast("AsyncIterable[Any]", source))
+        return self._session().source(source) if hasattr(source, "__aiter__") else source
 
     def _end(self) -> None:
         """The lease is over: nothing made from it may be used."""

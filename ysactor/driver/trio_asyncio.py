@@ -13,6 +13,7 @@ import logging
 import math
 import socket
 import ssl
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,23 +38,28 @@ class TrioAsyncioDriver:
     def __init__(self) -> None:
         self._trio_asyncio = _load()
         self._loop: Any = None
+        self._sessions: weakref.WeakSet[TrioAsyncioSession] = weakref.WeakSet()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the loop open: a new one, or the one the application already runs in."""
         running = self._trio_asyncio.current_loop.get()
+        if running is not None:
+            await self._serve(running, task_status)
+        async with self._trio_asyncio.open_loop() as loop:
+            # trio-asyncio's own handler lets an exception in a callback end the loop and, with it, every session.
+            loop.set_exception_handler(_log_exception)
+            await self._serve(loop, task_status)
+
+    async def _serve(self, loop: Any, task_status: trio.TaskStatus[None]) -> None:
+        self._loop = loop
+        task_status.started()
         try:
-            if running is not None:
-                self._loop = running
-                task_status.started()
-                await trio.sleep_forever()
-            async with self._trio_asyncio.open_loop() as loop:
-                # trio-asyncio's own handler lets an exception in a callback end the loop and, with it, every session.
-                loop.set_exception_handler(_log_exception)
-                self._loop = loop
-                task_status.started()
-                await trio.sleep_forever()
+            await trio.sleep_forever()
         finally:
             self._loop = None
+            # A socket can be closed only while the loop runs.
+            for session in tuple(self._sessions):
+                session.terminate("the driver has ended")
 
     async def connect(self, host: HostPort, config: Config) -> TrioAsyncioSession:
         """Open one session on exactly this server, logged in. See the protocol.
@@ -121,7 +127,9 @@ class TrioAsyncioDriver:
         except known_failures() as error:
             detail = str(error) or type(error).__name__
             raise ConnectFailure(stages.phase_of(error), detail, sqlstate=_sqlstate(error)) from error
-        return TrioAsyncioSession(self._loop, connection, host, config.socket_timeout)
+        session = TrioAsyncioSession(self._loop, connection, host, config.socket_timeout)
+        self._sessions.add(session)
+        return session
 
 
 class _Stages:

@@ -21,9 +21,10 @@ from ..errors import (
 from .lease import Acquire
 from .messages import CloseLeased, Wanted
 from .statistics import PoolStatistics
+from .transactions import Attempts, run
 
 if TYPE_CHECKING:
-    from ..cluster.handle import Cluster
+    from ..client import Cluster
     from .actor import PoolActor
 
 T = TypeVar("T")
@@ -180,8 +181,6 @@ class Pool:
         that made it run again when `attempts` are used up or no connection can be had for another run, and what
         `acquire` raises when nothing ran at all.
         """
-        from ..transaction import Attempts, run
-
         policy = Attempts(attempts, isolation, readonly, deferrable, self._limit_of(checkout_timeout), max_backoff)
         return await run(self, fn, args, policy)
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from .connection.transaction import begin_statement
-from .errors import CommitOutcomeUnknown, ConfigurationError, Error, Rollback
-from .policy.backoff import retry_wait
-from .policy.classify import classify, is_drivers, is_stale_plan
-from .pool.lease import Acquire
+from ..connection.transaction import begin_statement
+from ..errors import CommitOutcomeUnknown, ConfigurationError, Error, Rollback
+from ..policy.backoff import retry_wait
+from ..policy.classify import classify, is_drivers, is_stale_plan
+from .lease import Acquire
 
 if TYPE_CHECKING:
-    from .connection.handle import Connection
-    from .pool.handle import Pool
+    from ..connection.handle import Connection
+    from .handle import Pool
 
 T = TypeVar("T")
 

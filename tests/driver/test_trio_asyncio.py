@@ -1,0 +1,157 @@
+"""What is the trio-asyncio driver's alone; the contract it shares is in tests/contract."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+
+import pytest
+import trio
+
+from ysactor.config import Config
+from ysactor.driver.protocol import ConnectFailure, Phase, Status
+from ysactor.servers import HostPort
+
+trio_asyncio = pytest.importorskip("trio_asyncio", exc_type=(ImportError, AttributeError))
+
+from ysactor.driver.trio_asyncio import TrioAsyncioDriver  # noqa: E402
+
+
+@pytest.fixture
+def config(bed):
+    return bed.config(application_name="trio-asyncio tests")
+
+
+async def test_it_uses_the_loop_that_the_application_runs_in(bed, config):
+    async with trio_asyncio.open_loop() as loop, trio.open_nursery() as nursery:
+        driver = TrioAsyncioDriver()
+        await nursery.start(driver.run)
+        session = await driver.connect(bed.tcp, config)
+
+        async def whose():
+            return asyncio.get_running_loop(), await session.raw.fetchval("SELECT 1")
+
+        assert await session.drive(whose()) == (loop, 1)
+        assert await trio_asyncio.aio_as_trio(session.raw.fetchval)("SELECT 2") == 2
+        await session.close(5)
+        nursery.cancel_scope.cancel()
+    assert nursery.cancel_scope.cancelled_caught
+
+
+async def test_several_drivers_live_in_one_run(bed, config):
+    async with trio.open_nursery() as nursery:
+        first, second = TrioAsyncioDriver(), TrioAsyncioDriver()
+        await nursery.start(first.run)
+        await nursery.start(second.run)
+        one, two = await first.connect(bed.tcp, config), await second.connect(bed.tcp, config)
+
+        async def loop_of(session):
+            await session.raw.fetchval("SELECT 1")
+            return asyncio.get_running_loop()
+
+        assert await one.drive(loop_of(one)) is not await two.drive(loop_of(two))
+        await one.close(5)
+        await two.close(5)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_socket_directory_is_a_host(bed, config):
+    async with trio.open_nursery() as nursery:
+        driver = TrioAsyncioDriver()
+        await nursery.start(driver.run)
+        session = await driver.connect(bed.unix, config)
+        with trio.move_on_after(0.05):
+            await session.drive(session.raw.fetchval("SELECT pg_sleep(5)"))
+        assert await session.settle(5)
+        await session.close(5)
+
+        with pytest.raises(ConnectFailure) as caught:
+            await driver.connect(HostPort("/nowhere/at/all", 5433), config)
+        nursery.cancel_scope.cancel()
+    assert caught.value.phase is Phase.CONNECT
+
+
+async def test_every_address_of_a_name_is_tried(bed, config):
+    """ "localhost" is two addresses, and a proxy listens on one of them only."""
+    from ysactor.testing.proxy import open_fault_proxy
+
+    async with trio.open_nursery() as nursery:
+        driver = TrioAsyncioDriver()
+        await nursery.start(driver.run)
+        async with open_fault_proxy(("127.0.0.1", bed.port)) as proxy:
+            session = await driver.connect(HostPort("localhost", proxy.address[1]), config)
+            with trio.move_on_after(0.05):
+                await session.drive(session.raw.fetchval("SELECT pg_sleep(5)"))
+            assert await session.settle(5)
+            assert proxy.cancel_requests == 1
+            await session.close(5)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_listener_that_raises_is_logged_and_ends_nothing(bed, config, caplog):
+    async with trio.open_nursery() as nursery:
+        driver = TrioAsyncioDriver()
+        await nursery.start(driver.run)
+        session = await driver.connect(bed.tcp, config)
+
+        def broken(*_args):
+            raise KeyError("the listener broke")
+
+        await session.drive(session.raw.add_listener("news", broken))
+        with caplog.at_level(logging.ERROR, "ysactor"):
+            await session.drive(session.raw.execute("NOTIFY news"))
+            await session.drive(session.raw.execute("SELECT 1"))
+        assert await session.drive(session.raw.fetchval("SELECT 1")) == 1
+        await session.close(5)
+        nursery.cancel_scope.cancel()
+    assert "the listener broke" in caplog.text
+
+
+async def test_the_end_of_the_driver_closes_what_is_still_open(bed, config):
+    async with trio.open_nursery() as nursery:
+        driver = TrioAsyncioDriver()
+        await nursery.start(driver.run)
+        session = await driver.connect(bed.tcp, config)
+        nursery.cancel_scope.cancel()
+
+    assert session.status is Status.CLOSED
+    session.terminate("late")
+    with trio.fail_after(10):
+        while bed.server.sql(f"select 1 from pg_stat_activity where pid = {session.pid}"):  # noqa: ASYNC110
+            await trio.sleep(0.005)
+
+
+async def test_a_driver_that_does_not_run_says_so():
+    with pytest.raises(RuntimeError, match="run"):
+        await TrioAsyncioDriver().connect(HostPort("127.0.0.1", 1), Config())
+
+
+def _python(program):
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_without_trio_asyncio_choosing_it_is_a_configuration_error():
+    done = _python(
+        "import sys\n"
+        "sys.modules['trio_asyncio'] = None\n"
+        "from ysactor.driver.choose import choose\n"
+        "from ysactor.errors import ConfigurationError\n"
+        "try: choose('trio_asyncio')\n"
+        "except ConfigurationError as error: print(error)\n"
+    )
+    assert done.stdout.startswith("driver: trio-asyncio cannot be used here"), done.stderr
+    assert "3.14" in done.stdout
+
+
+def test_nothing_imports_trio_asyncio_before_it_is_chosen():
+    done = _python(
+        "import sys, ysactor, ysactor.driver.choose, ysactor.driver.trio_asyncio, ysactor.testing\n"
+        "print(sorted(name for name in sys.modules if name in ('trio_asyncio', 'asyncpg')))\n"
+        "from ysactor.driver.choose import choose\n"
+        "choose('trio_asyncio')\n"
+        "print('trio_asyncio' in sys.modules)\n"
+    )
+    assert done.stdout.splitlines()[1:] == ["True"], done.stderr
+    assert "trio_asyncio" not in done.stdout.splitlines()[0]
