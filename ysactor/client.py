@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from .actor import open_tree
+from .actor import Ended, open_tree
 from .cluster.actor import ClusterActor
 from .cluster.info import ClusterInfo
 from .config import Config
 from .connection.single import open_single
 from .driver.choose import choose
+from .errors import PoolClosed
 from .pool.actor import PoolActor
 from .pool.handle import Pool
 
@@ -41,16 +42,20 @@ class Cluster:
         """Ask for a refresh now: discovery, and a probe of every failed server that is due; returns when it has ended.
 
         It returns the same whether it succeeded or not; `info` says what is known afterwards. Cancelled, the refresh
-        goes on without this caller.
+        goes on without this caller. Raises `PoolClosed` once the cluster has been closed.
         """
-        await self._actor.refresh()
+        try:
+            await self._actor.refresh()
+        except Ended:
+            raise PoolClosed("the cluster is closed") from None
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[Connection]:
         """One connection of its own for the length of a block, placed as a pool would place it; then closed.
 
         Waits for the first discovery. Raises `ConnectFailed` or `NoNodeAvailable` if no server took it. If the
-        connection ends under the block, the block is cancelled and raises `ConnectionLost`.
+        connection ends under the block, the block is cancelled and raises `ConnectionLost`. Raises `PoolClosed` once
+        the cluster has been closed.
         """
         self._numbers += 1
         async with open_single(self._actor, self._driver, self._config, self._numbers) as conn:

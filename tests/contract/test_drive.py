@@ -167,7 +167,7 @@ async def test_past_socket_timeout_the_socket_is_closed_and_the_call_says_so(wor
 
         assert (caught.value.reason, caught.value.server) == ("socket_timeout", world.host)
         assert session.status is Status.CLOSED
-        assert (events.losses, events.abandonments) == ([], 0)
+        assert (events.losses, events.abandonments) == (["socket_timeout"], 0)
         with pytest.raises(ConnectionLost):
             await session.drive(session.raw.fetchval("SELECT 1"))
 

@@ -273,6 +273,17 @@ async def test_one_connection_without_a_pool(world: FakeCluster) -> None:
                 pytest.fail("there is no server")
 
 
+async def test_a_cluster_that_is_closed_says_so(world: FakeCluster) -> None:
+    hosts = [str(server.at) for server in world.servers]
+    async with ysactor.open_cluster(driver=FakeDriver(world), hosts=hosts, load_balance=True) as cluster:
+        pass
+    with pytest.raises(ysactor.PoolClosed):
+        async with cluster.connect():
+            pytest.fail("it is closed")
+    with pytest.raises(ysactor.PoolClosed):
+        await cluster.refresh()
+
+
 async def test_a_single_connection_cancelled_at_any_moment_leaves_nothing(world: FakeCluster) -> None:
     hosts = [str(server.at) for server in world.servers]
     for server in world.servers:

@@ -91,10 +91,10 @@ class _Chart:
     history: tuple[float, ...]
     highest: float
 
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(chart(self.history, self.highest, SPANS, min(options.max_width, SPANS)), style="cyan")
 
-    def __rich_measure__(self, _console: Console, options: ConsoleOptions) -> Measurement:
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(min(8, options.max_width), min(SPANS, options.max_width))
 
 

@@ -133,7 +133,7 @@ def as_json(result: Result) -> dict[str, Any]:
 def _outcomes(result: Result) -> str:
     audit = result.audit
     unknown = audit.unknown_present + audit.unknown_absent
-    parts = [f"{result.retried} runs retried"]
+    parts = [f"{result.retried} run{'' if result.retried == 1 else 's'} retried"]
     parts.append(f"{unknown} of unknown outcome" + _resolved(audit.unknown_present, audit.unknown_absent))
     parts.append(f"{result.failed} failed")
     parts.append(f"{result.declined} declined for want of money")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,7 @@ class Stage:
 
         from .display import render
 
-        with Live(console=Console(file=self._output.stream), auto_refresh=False) as live:
+        with _quiet_control_c(), Live(console=Console(file=self._output.stream), auto_refresh=False) as live:
             try:
                 while True:
                     live.update(render(look()), refresh=True)
@@ -68,6 +68,33 @@ class Stage:
             finally:
                 # Live draws once more as it ends.
                 live.update(render(look()))
+
+
+@contextmanager
+def _quiet_control_c() -> Generator[None, None, None]:
+    """Have the terminal not write ``^C`` into the drawing. Nothing else of it is changed."""
+    if sys.platform == "win32" or not _in_the_foreground():
+        # A program in the background that changes its terminal is stopped by the system.
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
+    quiet = list(before)
+    quiet[3] &= ~termios.ECHOCTL
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+def _in_the_foreground() -> bool:
+    """Whether standard input is the terminal that Ctrl-C would reach us from."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):  # no terminal, another session's, or closed
+        return False
 
 
 def choose_output(*, as_json: bool) -> tuple[Output, bool]:

@@ -49,7 +49,9 @@ async def open_single(cluster: ClusterActor, driver: Driver, config: Config, num
                 pass
             case OpenFailed(_, error):
                 raise error
-            case Ended() | Settled():
+            case Ended():
+                raise PoolClosed("the cluster is closed")
+            case Settled():
                 raise AssertionError(f"bug: {event} from a connection that was never open")
             case _:
                 assert_never(event)

@@ -232,8 +232,16 @@ def _load() -> Any:
 async def _password(config: Config) -> str:
     if config.password is None:
         return ""  # asyncpg takes None as leave to look in the environment and in files
-    plain = await config.password.reveal()
-    return plain.decode() if isinstance(plain, bytes) else plain
+    try:
+        plain = await config.password.reveal()
+    except Exception as raised:
+        raise ConnectFailure(Phase.LOGIN, f"the password function raised {type(raised).__name__}") from raised
+    try:
+        return plain.decode() if isinstance(plain, bytes) else plain
+    except UnicodeDecodeError:
+        pass
+    # Raised out here: the decoder's error, which would be its context, holds the password.
+    raise ConnectFailure(Phase.LOGIN, "the password is not UTF-8")
 
 
 async def _addresses(host: HostPort) -> list[str]:

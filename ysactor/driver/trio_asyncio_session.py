@@ -70,9 +70,7 @@ class TrioAsyncioSession:
     def attach(self, events: SessionEvents) -> None:
         """Name the owner."""
         self._events = events
-        if self._untold is not None:
-            reason, self._untold = self._untold, None
-            events.lost(reason)
+        self._tell()
 
     async def drive(self, call: Coroutine[Any, Any, T], timeout: float | None = None, grace: float | None = None) -> T:
         """Run one of `raw`'s coroutines to its end. See the protocol.
@@ -94,12 +92,12 @@ class TrioAsyncioSession:
             raise
         now = trio.current_time()
         if now >= socket_until:
-            self.terminate("socket_timeout")
+            self._give_up("socket_timeout")
         elif not work.is_over and now >= until:
             self._leave(work)
             raise TimeoutError
         elif not work.is_over:
-            self.terminate("given up after a cancellation")
+            self._give_up("given up after a cancellation")
         return self._outcome(work)
 
     def source(self, rows: AsyncIterable[Any]) -> AsyncIterable[Any]:
@@ -162,6 +160,7 @@ class TrioAsyncioSession:
 
     def terminate(self, reason: str) -> None:
         """Close the socket now: at the loop's next turn, as asyncio does."""
+        self._untold = None
         if self._state is Status.CLOSED:
             return
         self._over(reason)
@@ -207,6 +206,7 @@ class TrioAsyncioSession:
     def _outcome(self, work: Work) -> Any:
         self._work = None
         if self._state is Status.CLOSED:
+            self._tell()
             raise ConnectionLost(self._reason, self._host)
         self._state = Status.IDLE
         try:
@@ -214,7 +214,7 @@ class TrioAsyncioSession:
         except BaseException as error:
             # asyncpg has several names for a connection that is gone, `InternalClientError` among them.
             if self._connection.is_closed():
-                self._over("closed by the server")
+                self._lost()
                 raise ConnectionLost(self._reason, self._host) from error
             if work.has_failed_errand:
                 self._work = work
@@ -245,13 +245,24 @@ class TrioAsyncioSession:
 
     def _terminated(self, _connection: Any) -> None:
         """asyncpg's connection is over: told from inside the loop, for every reason there is."""
-        if self._state is not Status.IDLE:
-            return
+        if self._state is Status.IDLE:
+            self._lost()
+
+    def _lost(self) -> None:
         self._over("closed by the server")
-        if self._events is None:
-            self._untold = self._reason
-        else:
-            self._events.lost(self._reason)
+        self._untold = self._reason
+        self._tell()
+
+    def _give_up(self, reason: str) -> None:
+        """The call's bounds end the session: its owner, who has not asked for it, is told when the call is over."""
+        self.terminate(reason)
+        self._untold = reason
+
+    def _tell(self) -> None:
+        """Tell the owner of a loss, once, and never in the middle of a call."""
+        if self._untold is not None and self._events is not None:
+            reason, self._untold = self._untold, None
+            self._events.lost(reason)
 
     def _over(self, reason: str) -> None:
         self._state, self._reason = Status.CLOSED, reason

@@ -115,7 +115,7 @@ class _Attempt:
         server, config, cluster = self._server, self._config, self._server.cluster
         if server.rejection is not None:
             raise _turned_away(server.rejection)
-        given = None if config.password is None else await config.password.reveal()
+        given = await _reveal(config)
         if cluster.password is not None:
             given = given.decode() if isinstance(given, bytes) else given
             if given != cluster.password:
@@ -126,6 +126,13 @@ class _Attempt:
             raise _turned_away(error("3D000", f'database "{config.database}" does not exist', severity="FATAL"))
         if server.max_connections is not None and len(server.sessions) >= server.max_connections:
             raise _turned_away(error("53300", "sorry, too many clients already", severity="FATAL"))
+
+
+async def _reveal(config: Config) -> str | bytes | None:
+    try:
+        return None if config.password is None else await config.password.reveal()
+    except Exception as raised:
+        raise ConnectFailure(Phase.LOGIN, f"the password function raised {type(raised).__name__}") from raised
 
 
 def _turned_away(answer: Exception) -> ConnectFailure:

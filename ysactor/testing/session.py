@@ -97,9 +97,7 @@ class FakeSession:
     def attach(self, events: SessionEvents) -> None:
         """Name the owner."""
         self._events = events
-        if self._untold is not None:
-            reason, self._untold = self._untold, None
-            events.lost(reason)
+        self._tell()
 
     async def drive(self, call: Coroutine[Any, Any, T], timeout: float | None = None, grace: float | None = None) -> T:
         """Run one of `raw`'s coroutines in the caller's task, to its end. See the protocol."""
@@ -171,6 +169,7 @@ class FakeSession:
 
     def terminate(self, reason: str) -> None:
         """Close the socket now."""
+        self._untold = None
         if self._status is Status.CLOSED:
             return
         self._over(reason)
@@ -215,12 +214,9 @@ class FakeSession:
         if was is Status.CLOSED:
             return
         self._over(reason)
-        if was not in (Status.IDLE, Status.IN_TRANSACTION):
-            return
-        if self._events is None:
-            self._untold = reason
-        else:
-            self._events.lost(reason)
+        self._untold = reason
+        if was in (Status.IDLE, Status.IN_TRANSACTION):
+            self._tell()
 
     def notified(self, pid: int, channel: str, payload: str) -> None:
         """A notification has arrived."""
@@ -270,22 +266,23 @@ class FakeSession:
                     await request.done.wait()
         now = trio.current_time()
         if now >= call.socket_timeout_at:
-            self.terminate("socket_timeout")
+            self._give_up("socket_timeout")
             raise connection_gone()
         if request.done.is_set():
             return
         if now >= until:
             call.left = True
             raise TimeoutError
-        self.terminate("given up after a cancellation")
+        self._give_up("given up after a cancellation")
         raise connection_gone()
 
     def _finish(self, call: _Call, raised: BaseException | None) -> None:
         """The call is over or left: what the session is now, and the error in our words if it is lost."""
         self._call = None
         if self._status is not Status.CLOSED and trio.current_time() >= call.socket_timeout_at:
-            self.terminate("socket_timeout")
+            self._give_up("socket_timeout")
         if self._status is Status.CLOSED:
+            self._tell()
             if raised is None or isinstance(raised, Exception):
                 raise ConnectionLost(self._reason, self._host) from raised
             return
@@ -296,6 +293,17 @@ class FakeSession:
                 self._events.abandoned()
             return
         self._rest()
+
+    def _give_up(self, reason: str) -> None:
+        """The call's bounds end the session: its owner, who has not asked for it, is told when the call is over."""
+        self.terminate(reason)
+        self._untold = reason
+
+    def _tell(self) -> None:
+        """Tell the owner of a loss, once, and never in the middle of a call."""
+        if self._untold is not None and self._events is not None:
+            reason, self._untold = self._untold, None
+            self._events.lost(reason)
 
     def _rest(self) -> None:
         in_transaction = self.backend.executor.rest_state != "idle"
