@@ -144,7 +144,7 @@ async def test_connections_that_are_killed_while_idle_are_replaced_and_hardly_an
     size = 5
     async with open_case(three_zones, transport, load_balance=True, pool_size=size) as case:
         pool = case.pool
-        await pool.ready(size)
+        await case.at_rest()
         outcomes: Counter[str] = Counter()
 
         async def use() -> None:
@@ -158,11 +158,12 @@ async def test_connections_that_are_killed_while_idle_are_replaced_and_hardly_an
         rounds = 15 if pause < 0.1 else 3
         for number in range(1, rounds + 1):
             outcomes.clear()
-            assert await case.truth.terminate() == size
+            # More, if one was replaced on another server before that was asked.
+            assert await case.truth.terminate() >= size
             if pause:
                 await trio.sleep(pause)
             if pause > 0.1:
-                assert sum(pool.statistics().connections_closed.values()) == number * size
+                assert sum(pool.statistics().connections_closed.values()) >= number * size
             async with trio.open_nursery() as nursery:
                 for _ in range(size):
                     nursery.start_soon(use)
@@ -237,7 +238,7 @@ async def test_a_server_that_closes_at_once_is_not_stormed(
     shared_data: SharedData, transport: Transport, caplog: pytest.LogCaptureFixture
 ) -> None:
     """C19: a pool of twenty and fifty callers before a port that accepts and closes."""
-    seconds = 3.0
+    seconds = 2.5
     proxy = shared_data.proxies[0]
     proxy.set_mode("close")
     with caplog.at_level(logging.INFO, "ysactor"):
@@ -253,7 +254,7 @@ async def test_a_server_that_closes_at_once_is_not_stormed(
             assert {type(error) for error in errors} <= {ysactor.ConnectFailed, ysactor.CheckoutTimeout}
             assert all(str(shared_data.members[0]) in str(error) for error in errors)
             proxy.set_mode("pass")
-            assert await case.pool.fetchval("SELECT 1") == 1
+            await case.pool.ready(timeout=4)
             await case.at_rest()
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) == 1, lines
@@ -279,7 +280,7 @@ async def test_a_server_that_rejects_every_login_is_not_stormed(
             assert [str(one) for one in case.pool.cluster.info().rejected] == [f"{server.host}:{server.port}"]
             server.access = Access()
             server.reload()
-            assert await case.pool.fetchval("SELECT 1") == 1
+            await case.pool.ready(timeout=4)
             await case.at_rest()
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) == 1, lines

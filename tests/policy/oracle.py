@@ -118,6 +118,8 @@ def _accepted(world: World, rows: Sequence[Row]) -> Sequence[Row]:
     primaries = [row for row in rows if row["node_type"] != "read_replica"]
     replicas = [row for row in rows if row["node_type"] == "read_replica"]
     match world.mode:
+        case "false":
+            return []
         case "any":
             return _by_level(world, rows, otherwise=[] if world.keys_only else rows)
         case "only-primary":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from contextlib import suppress
@@ -50,7 +51,9 @@ async def dial(host: HostPort) -> socket.socket:
     except UnicodeError as error:
         raise ConnectFailure(Phase.RESOLVE, "this is no host name") from error
     except OSError as error:
-        raise ConnectFailure(Phase.CONNECT, in_words(error)) from error
+        # With one address to try, Trio's error only wraps the system's own.
+        only = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        raise ConnectFailure(Phase.CONNECT, in_words(error)) from only
     sock = socket.socket(fileno=stream.socket.detach())
     sock.setblocking(False)
     if not host.is_unix:
@@ -177,8 +180,9 @@ async def receive(sock: socket.socket) -> bytes:
 def in_words(error: BaseException) -> str:
     """An error's reasons without numbers and addresses; of several attempts, each reason once."""
     match error:
-        case OSError(strerror=str() as reason):
-            return reason
+        case OSError(errno=int() as number, strerror=str()):
+            # Trio's own text repeats the address, which whoever shows this has named already.
+            return os.strerror(number)
         case OSError(__cause__=BaseExceptionGroup() as several):
             return ", ".join(dict.fromkeys(in_words(one) for one in several.exceptions))
         case OSError(__cause__=OSError() as one):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -116,7 +117,7 @@ def _parameters(config: Config, password: str | None) -> Any:
 def _start_up_settings(config: Config) -> dict[str, str]:
     settings = {"application_name": config.application_name}
     if config.statement_timeout is not None:
-        settings["statement_timeout"] = str(max(1, round(config.statement_timeout * 1000)))
+        settings["statement_timeout"] = str(math.ceil(config.statement_timeout * 1000))
     return settings | dict(config.server_settings)
 
 

@@ -313,7 +313,7 @@ class NativeSession:
         self._watch.remove(self)
         line.transport.write(GOODBYE)
         try:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + timeout):
+            with trio.move_on_after(timeout):
                 await line.until_end()
         finally:
             self._shut("closed", goodbye=False)
