@@ -79,12 +79,12 @@ def kept(world: World) -> frozenset[Address]:
     listed = _listed(world)
     up = [row for row in listed if _address(row) not in world.out]
     stay = set[Address]()
-    # The level that new connections use. With nothing up there is none: it is not "every level".
-    if up:
-        stay.update(map(_address, _accepted(world, up)))
+    # The level that new connections use, with those of it that have failed: a failure moves nothing. While nothing is
+    # up there is no such level: it is not "every level".
+    if _accepted(world, up):
+        stay.update(map(_address, _members(world, listed, _level(world, up))))
     # The level that they would use if no server had failed.
-    if listed:
-        stay.update(map(_address, _accepted(world, listed)))
+    stay.update(map(_address, _accepted(world, listed)))
     # The seeds, while no discovered server is up: the first, and the first that is up. All, while none is.
     if not up and _refused(world) is None:
         working = [host for host in world.hosts if host not in world.out]
@@ -113,36 +113,53 @@ def _refused(world: World) -> str | None:
     return None
 
 
-def _accepted(world: World, rows: Sequence[Row]) -> Sequence[Row]:
-    """Steps 2 and 3, of rows that are not out."""
-    primaries = [row for row in rows if row["node_type"] != "read_replica"]
-    replicas = [row for row in rows if row["node_type"] == "read_replica"]
+def _accepted(world: World, up: Sequence[Row]) -> Sequence[Row]:
+    """Steps 2 and 3: the servers of the level that has one up."""
+    return _members(world, up, _level(world, up))
+
+
+Level: TypeAlias = tuple[str, int]
+"""Which node type, or ``"any"``; and which preference level, or 0 for anywhere in the cluster."""
+
+
+def _level(world: World, up: Sequence[Row]) -> Level | None:
+    """The level that new connections use while these servers are up; none, if they may go to none of them."""
+    anywhere_too = not (world.keys_only and _keys(world))
     match world.mode:
-        case "false":
-            return []
         case "any":
-            return _by_level(world, rows, otherwise=[] if world.keys_only else rows)
+            return _lowest(world, up, "any", anywhere_too)
         case "only-primary":
-            return _by_level(world, primaries, otherwise=[] if world.keys_only else primaries)
+            return _lowest(world, up, "primary", anywhere_too)
         case "only-rr":
-            return _by_level(world, replicas, otherwise=[] if world.keys_only else replicas)
+            return _lowest(world, up, "read_replica", anywhere_too)
         case "prefer-primary":
-            return _by_level(world, primaries, otherwise=primaries) or replicas
+            return _lowest(world, up, "primary", True) or ("read_replica", 0)
         case "prefer-rr":
-            return _by_level(world, replicas, otherwise=replicas) or primaries
+            return _lowest(world, up, "read_replica", True) or ("primary", 0)
         case _:
-            raise AssertionError(world.mode)
+            return None
 
 
-def _by_level(world: World, rows: Sequence[Row], otherwise: Sequence[Row]) -> Sequence[Row]:
-    keys = _keys(world)
-    if not keys:
-        return rows
+def _lowest(world: World, up: Sequence[Row], node_type: str, anywhere_too: bool) -> Level | None:
     for level in range(1, 11):
-        in_it = [row for row in rows if any(_matches(key, row) for key, at in keys if at == level)]
-        if in_it:
-            return in_it
-    return otherwise
+        if _members(world, up, (node_type, level)):
+            return node_type, level
+    if anywhere_too and _members(world, up, (node_type, 0)):
+        return node_type, 0
+    return None
+
+
+def _members(world: World, rows: Sequence[Row], level: Level | None) -> Sequence[Row]:
+    if level is None:
+        return []
+    node_type, number = level
+    if node_type == "primary":
+        rows = [row for row in rows if row["node_type"] != "read_replica"]
+    if node_type == "read_replica":
+        rows = [row for row in rows if row["node_type"] == "read_replica"]
+    if number == 0:
+        return rows
+    return [row for row in rows if any(_matches(key, row) for key, at in _keys(world) if at == number)]
 
 
 def _keys(world: World) -> list[tuple[list[str], int]]:

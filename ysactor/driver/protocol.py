@@ -65,7 +65,11 @@ class SessionEvents(Protocol):
     """What a session tells its owner, the connection's actor. Neither call may block or raise."""
 
     def lost(self, reason: str) -> None:
-        """The server's end was closed, or the socket failed, outside any call. Told at most once."""
+        """The session is over, by no wish of its owner: its socket was closed or failed, or `socket_timeout` ran out.
+
+        Told once, and never in the middle of a call: what ends a session in a call is told as the call ends. The owner's
+        own `terminate` and `close` are not told.
+        """
         ...
 
     def abandoned(self) -> None:

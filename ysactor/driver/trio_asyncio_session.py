@@ -98,7 +98,8 @@ class TrioAsyncioSession:
             raise TimeoutError
         elif not work.is_over:
             self._give_up("given up after a cancellation")
-        return self._outcome(work)
+        outcome: T = self._outcome(work)
+        return outcome
 
     def source(self, rows: AsyncIterable[Any]) -> AsyncIterable[Any]:
         """Make a Trio-flavoured iterable an asyncio-flavoured one, for a driven call."""
