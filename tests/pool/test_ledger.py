@@ -177,7 +177,7 @@ async def test_the_longest_waiting_caller_is_served_first_and_nobody_is_lost_to_
 
     async def wait(name: str) -> None:
         with trio.CancelScope() as scopes[name]:
-            got.append((name, await bench.ledger.line.receive()))
+            got.append((name, await bench.ledger.line.wait()))
 
     async with trio.open_nursery() as nursery:
         for name in ("first", "second", "third"):
@@ -202,7 +202,7 @@ async def test_the_line_is_refused_to_the_last() -> None:
     errors: list[object] = []
 
     async def wait() -> None:
-        errors.append(await bench.ledger.line.receive())
+        errors.append(await bench.ledger.line.wait())
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)

@@ -58,6 +58,7 @@ class PoolActor:
         self._pause = Pause()
         self._is_paused = False
         self._shrink_due = False
+        self.ledger.line.set_alarm = self._set_alarm
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Until it is cancelled; its connections then close in bounded time."""
@@ -76,6 +77,13 @@ class PoolActor:
                 # Connections still report while they close, and what they report must still be booked.
                 nursery.start_soon(self._book_the_end, name="ysactor.pool.end")
                 nursery.cancel_scope.cancel()
+
+    def _set_alarm(self, deadline: float) -> None:
+        self._nursery.start_soon(self._ring, deadline, name="ysactor.pool.line")
+
+    async def _ring(self, deadline: float) -> None:
+        await trio.sleep_until(deadline)
+        self.ledger.line.expire(trio.current_time())
 
     async def _book_the_end(self) -> None:
         with trio.CancelScope(shield=True):

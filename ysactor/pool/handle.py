@@ -298,8 +298,14 @@ class Pool:
             actor.ref.cast(Wanted())
         handed: Record | Exception | None = None
         try:
-            with trio.move_on_after(math.inf if limit is None else limit):
-                handed = await ledger.line.receive()
+            if limit is None:
+                handed = await ledger.line.wait()
+            elif limit == self._limit:
+                handed = await ledger.line.wait(trio.current_time() + limit)
+            else:
+                # The line's own alarm is for the limit that all callers share.
+                with trio.move_on_after(limit):
+                    handed = await ledger.line.wait()
         except trio.Cancelled:
             tally.checkouts_cancelled += 1
             raise

@@ -18,10 +18,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-import trio
-
 from ..connection.record import Place, Record
 from ..driver.protocol import Status
+from .line import Line
 
 if TYPE_CHECKING:
     from ..driver.protocol import Session
@@ -47,9 +46,7 @@ class Ledger:
         self._close = close
         self._records: dict[int, Record] = {}
         self._idle: OrderedDict[int, Record] = OrderedDict()
-        # The line is a rendezvous: a send succeeds only while somebody is waiting, and goes to who has waited longest.
-        # Somebody who is cancelled leaves it in the same moment, and a connection handed over is never lost.
-        self._hand, self.line = trio.open_memory_channel[Handed](0)
+        self.line: Line[Handed] = Line()
         self._opening = 0
         self._leased = 0
         self._closing = 0
@@ -191,9 +188,7 @@ class Ledger:
         """Everybody in line gets an error; how many that were."""
         refused = 0
         while True:
-            try:
-                self._hand.send_nowait(error())
-            except trio.WouldBlock:
+            if not self.line.hand(error()):
                 return refused
             refused += 1
 
@@ -207,7 +202,7 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        return self.line.statistics().tasks_waiting_receive
+        return len(self.line)
 
     @property
     def idle(self) -> int:
@@ -255,15 +250,13 @@ class Ledger:
             self._give_up(record, "rebalanced")
             return
         record.lease += 1
-        try:
-            self._hand.send_nowait(record)
-        except trio.WouldBlock:
-            record.place = Place.IDLE
-            record.idle_since = now
-            self._leased -= 1
-            self._idle[record.number] = record
-        else:
+        if self.line.hand(record):
             self.leases += 1
+            return
+        record.place = Place.IDLE
+        record.idle_since = now
+        self._leased -= 1
+        self._idle[record.number] = record
 
     def _is_surplus(self, record: Record) -> bool:
         at = record.at
