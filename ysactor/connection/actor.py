@@ -86,6 +86,7 @@ async def run_connection(
         reason = await _serve(record, session, inbox, pool, config)
     except trio.Cancelled:
         record.pool_closed = True
+        reason = "pool_closed"
         raise
     finally:
         record.end("closed")
@@ -136,6 +137,9 @@ async def _serve(
 
 async def _undo(session: Session, sql: str, timeout: float) -> bool:
     """Roll back what a holder left open, within `timeout` seconds. False: the session is not to be used again."""
+    if session.status is Status.BUSY:
+        # Another task of the holder is in a call on it, which nothing here may disturb or wait for.
+        return False
     raw: Any = session.raw
     try:
         await session.drive(raw.execute(sql), timeout)

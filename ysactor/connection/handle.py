@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -222,6 +223,11 @@ class Connection:
 
     async def run_raw(self, call: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
         """Run a coroutine of `raw` to its end, as every method here does."""
+        try:
+            self._session()
+        except BaseException:
+            call.close()
+            raise
         return await self._run(call, timeout)
 
     def __repr__(self) -> str:
@@ -316,4 +322,7 @@ class Connection:
 
 def _commits(query: str) -> bool:
     """Whether a statement, as far as its first word tells, is a COMMIT."""
-    return query.lstrip()[:6].upper() in ("COMMIT", "END", "END;")
+    return _COMMIT.match(query) is not None
+
+
+_COMMIT = re.compile(r"\s*(commit|end)\b", re.IGNORECASE)

@@ -31,7 +31,7 @@ def begin_statement(isolation: str | None, readonly: bool, deferrable: bool) -> 
     """The BEGIN for these wishes. Raises ValueError for an isolation level that does not exist."""
     words = ["BEGIN"]
     if isolation is not None:
-        level = _ISOLATION.get(isolation.strip().lower().replace(" ", "_").replace("-", "_"))
+        level = _ISOLATION.get(str(isolation).strip().lower().replace(" ", "_").replace("-", "_"))
         if level is None:
             raise ValueError(f"isolation is one of {', '.join(_ISOLATION)}; got {isolation!r}")
         words.append(f"ISOLATION LEVEL {level}")
@@ -67,6 +67,8 @@ class Transaction:
         if self._state != "new":
             raise Error("this transaction was started before")
         conn = self._conn
+        # What was left on this lease may still be rolled back, and only then is it known what this one is inside of.
+        await conn._ready()
         if conn.is_in_transaction():
             if self._begin != "BEGIN":
                 raise Error("a transaction inside another takes no options of its own: it is a savepoint")
@@ -155,7 +157,8 @@ class Transaction:
         if not conn._is_live():
             return
         try:
-            await conn._command(self._undo, timeout=conn._patience)
+            # A `cancel_timeout` of 0 is about cancelled calls, and this is none.
+            await conn._command(self._undo, timeout=conn._patience or None)
         except (trio.Cancelled, TimeoutError):
             # The block's own exception goes on; a cancellation is met again at the next checkpoint.
             conn._owe(self._undo)

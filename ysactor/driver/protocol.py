@@ -67,8 +67,8 @@ class SessionEvents(Protocol):
     def lost(self, reason: str) -> None:
         """The session is over, by no wish of its owner: its socket was closed or failed, or `socket_timeout` ran out.
 
-        Told once, and never in the middle of a call: what ends a session in a call is told as the call ends. The owner's
-        own `terminate` and `close` are not told.
+        Told once, and never in the middle of a call: what ends a session in a call is told as the call ends. The
+        owner's own `terminate` and `close` are not told.
         """
         ...
 

@@ -44,11 +44,13 @@ class PoolActor:
         self.cluster = cluster
         self.driver = driver
         self.tally = Tally()
-        self.ledger = Ledger(min_size=config.min_size, max_size=config.max_size, close=self._close)
+        self.ledger = Ledger(
+            min_size=config.min_size, max_size=config.max_size, close=self._close, spare=self._look_at_spares
+        )
         self.last_failure: Error | None = None
         """The newest failure to open a connection, until one opens."""
         self.changed = trio.Event()
-        """Set, and replaced, whenever a connection has opened or gone."""
+        """Set, and replaced, whenever a connection has opened or gone, and when closing begins."""
         self.ref: Ref[PoolMessage]
         self._inbox: Inbox[PoolMessage]
         self.ref, self._inbox = open_mailbox()
@@ -138,11 +140,12 @@ class PoolActor:
         ref, inbox = open_mailbox()
         record = Record(number, ref)
         self.ledger.opening(record)
-        self._nursery.start_soon(self._run_connection, record, inbox, name=f"ysactor.connection[{number}]")
+        # The scope is there before the task runs, so that the opening can be stopped before it has begun.
+        scope = self._openings[number] = trio.CancelScope()
+        self._nursery.start_soon(self._run_connection, record, inbox, scope, name=f"ysactor.connection[{number}]")
 
-    async def _run_connection(self, record: Record, inbox: Inbox[ConnectionMessage]) -> None:
-        with trio.CancelScope() as scope:
-            self._openings[record.number] = scope
+    async def _run_connection(self, record: Record, inbox: Inbox[ConnectionMessage], scope: trio.CancelScope) -> None:
+        with scope:
             await run_connection(
                 record,
                 inbox,
@@ -233,6 +236,11 @@ class PoolActor:
             self._shrink_due = True
             send_after(self._nursery, due - now, self.ref, ShrinkDue())
 
+    def _look_at_spares(self) -> None:
+        if self.config.idle_timeout is not None and not self._shrink_due:
+            self._shrink_due = True
+            self.ref.cast(ShrinkDue())
+
     # --- closing -----------------------------------------------------------------------------------------------------
 
     def begin_close(self) -> None:
@@ -244,6 +252,7 @@ class PoolActor:
             scope.cancel()
         for record in list(ledger):
             ledger.close_idle(record.number, "pool_closed")
+        self._announce()  # whoever waits in `ready` has nothing more to wait for
 
     def stop(self) -> None:
         """End the actor; every connection is gone by then, or is closed now."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..connection.handle import Connection
+from ..errors import Error
 
 if TYPE_CHECKING:
     from ..connection.record import Record
@@ -21,15 +22,19 @@ class Acquire:
     was the pool's doing. Leaving gives the connection back without waiting, cancelled or not.
     """
 
-    __slots__ = ("_conn", "_limit", "_pool", "_scope")
+    __slots__ = ("_conn", "_entered", "_limit", "_pool", "_scope")
 
     def __init__(self, pool: Pool, limit: float | None) -> None:
         self._pool = pool
         self._limit = limit
+        self._entered = False
         self._conn: Connection
         self._scope: trio.CancelScope
 
     async def __aenter__(self) -> Connection:
+        if self._entered:
+            raise Error("this block was entered before: call `acquire` once for each")
+        self._entered = True
         record = await self._pool._take(self._limit)
         return self._enter(record)
 

@@ -19,7 +19,7 @@ from .bounds import Expired, Grace, Limits
 from .cancel import send_cancel
 from .copying import Source
 from .copying import sink as trio_sink
-from .line import Line
+from .link import Link
 from .login import LoggedIn
 from .messages import GOODBYE
 from .names import forget_statements, has_open_transaction, hears, is_cancelling, wait_for_cancellation
@@ -49,7 +49,7 @@ class NativeSession:
     """A `Session` on a Trio socket. The caller of `drive` reads the socket; between calls the driver's watch does."""
 
     __slots__ = (
-        *("__weakref__", "_bounded", "_events", "_hearing", "_host", "_idle_again", "_limits", "_line", "_loop"),
+        *("__weakref__", "_bounded", "_events", "_hearing", "_host", "_idle_again", "_limits", "_link", "_loop"),
         *("_peer", "_raw", "_settled", "_stage", "_statements_since", "_untold", "_watch"),
     )
 
@@ -58,7 +58,7 @@ class NativeSession:
         self._raw = parts.raw
         self._peer = parts.peer
         self._loop = parts.loop
-        self._line = Line(parts, self._ended)
+        self._link = Link(parts, self._ended)
         self._watch = watch
         self._limits = limits
         self._bounded = limits.any
@@ -81,13 +81,13 @@ class NativeSession:
 
     @property
     def pid(self) -> int:
-        return self._line.wire.backend_pid
+        return self._link.wire.backend_pid
 
     @property
     def status(self) -> Status:
         match self._stage:
             case _Stage.IDLE:
-                return Status.IN_TRANSACTION if self._line.wire.is_in_transaction() else Status.IDLE
+                return Status.IN_TRANSACTION if self._link.wire.is_in_transaction() else Status.IDLE
             case _Stage.BUSY:
                 return Status.BUSY
             case _Stage.ABANDONED:
@@ -97,7 +97,7 @@ class NativeSession:
 
     def is_clean(self) -> bool:
         # The third: an object of `raw.transaction()` that was never ended makes the next holder's a savepoint.
-        return self._stage is _IDLE and not self._line.wire.is_in_transaction() and not has_open_transaction(self._raw)
+        return self._stage is _IDLE and not self._link.wire.is_in_transaction() and not has_open_transaction(self._raw)
 
     def attach(self, events: SessionEvents) -> None:
         self._events = events
@@ -117,10 +117,10 @@ class NativeSession:
             return await self._drive_bounded(call, timeout, grace)
         self._stage = _BUSY
         try:
-            return await run(self._line, call)
+            return await run(self._link, call)
         except _OVER as error:
-            if self._line.closed and error is not self._line.users_error:
-                raise ConnectionLost(self._line.reason, self._host) from error
+            if self._link.closed and error is not self._link.users_error:
+                raise ConnectionLost(self._link.reason, self._host) from error
             raise
         finally:
             if self._loop.odd:
@@ -155,16 +155,16 @@ class NativeSession:
 
     async def _run_before(self, cut: float, call: Coroutine[Any, Any, T], grace: Grace | None) -> T:
         """Run it. What comes at `cut` or later, be it the answer, is lost: the socket is being closed by then."""
-        line = self._line
+        link = self._link
         try:
-            result = await run(line, call, grace)
+            result = await run(link, call, grace)
         except Expired:
             raise
         except Exception as error:
             if trio.current_time() >= cut:
                 self._cut_off("socket_timeout", error)
-            if line.closed and isinstance(error, _OVER) and error is not line.users_error:
-                raise ConnectionLost(line.reason, self._host) from error
+            if link.closed and isinstance(error, _OVER) and error is not link.users_error:
+                raise ConnectionLost(link.reason, self._host) from error
             raise
         if trio.current_time() >= cut:
             self._cut_off("socket_timeout")
@@ -186,11 +186,11 @@ class NativeSession:
             case _Stage.BUSY:
                 raise asyncpg.InterfaceError("cannot perform operation: another operation is in progress")
             case _Stage.CLOSED:
-                raise ConnectionLost(self._line.reason, self._host)
+                raise ConnectionLost(self._link.reason, self._host)
 
     def _cut_off(self, reason: str, cause: Exception | None = None) -> NoReturn:
-        self._line.shut(reason)
-        raise ConnectionLost(self._line.reason, self._host) from cause
+        self._link.shut(reason)
+        raise ConnectionLost(self._link.reason, self._host) from cause
 
     def _renew_statements(self) -> None:
         lifetime = self._limits.statement_lifetime
@@ -201,9 +201,9 @@ class NativeSession:
     def _after(self) -> None:
         """A call has ended in some way that the fast path does not look at."""
         self._loop.run_ready()
-        if self._line.closed:
+        if self._link.closed:
             self._tell()
-        elif self._loop.cancel_sent is not None or is_cancelling(self._line.wire):
+        elif self._loop.cancel_sent is not None or is_cancelling(self._link.wire):
             self._stage = _ABANDONED
             self._settled = trio.Event()
             if self._events is not None:
@@ -218,9 +218,9 @@ class NativeSession:
         if hearing is not self._hearing:
             self._hearing = hearing
             self._watch.hear(self, hearing)
-        if self._line.stirred:
-            self._line.drain()
-        self._line.recount()
+        if self._link.stirred:
+            self._link.drain()
+        self._link.recount()
         self._wake()
 
     def _wake(self) -> None:
@@ -233,25 +233,25 @@ class NativeSession:
 
     def stirred(self) -> None:
         if self._stage is _IDLE:
-            self._line.drain()
+            self._link.drain()
         else:
-            self._line.stirred = True
+            self._link.stirred = True
             self._loop.odd = True
 
     async def until_idle(self) -> bool:
         while self._stage is not _IDLE:
-            if self._line.closed:
+            if self._link.closed:
                 return False
             if self._idle_again is None:
                 self._idle_again = trio.Event()
-            self._line.stirred = self._loop.odd = True  # or the end of the call would not look
+            self._link.stirred = self._loop.odd = True  # or the end of the call would not look
             await self._idle_again.wait()
         return True
 
     # The end.
 
     def _ended(self) -> None:
-        """The line was closed, by whichever side."""
+        """The link was closed, by whichever side."""
         told_at_once = self._stage is _IDLE
         self._untold = True
         self._stage = _CLOSED
@@ -264,7 +264,7 @@ class NativeSession:
         """Tell the owner of a loss, once, outside any call."""
         if self._untold and self._events is not None:
             self._untold = False
-            self._events.lost(self._line.reason)
+            self._events.lost(self._link.reason)
 
     @enable_ki_protection
     async def settle(self, timeout: float) -> bool:
@@ -276,7 +276,7 @@ class NativeSession:
             try:
                 with trio.move_on_after(timeout):
                     await self._quieten()
-                    if not self._line.closed:
+                    if not self._link.closed:
                         self._rest()
                         return True
             except (ConnectFailure, asyncio.CancelledError, *_OVER) as error:
@@ -288,38 +288,38 @@ class NativeSession:
         return False
 
     async def _quieten(self) -> None:
-        wire, loop = self._line.wire, self._loop
+        wire, loop = self._link.wire, self._loop
         if loop.cancel_sent is not None:
             await send_cancel(self._peer, self._host, wire.backend_pid, wire.backend_secret)
             sent, loop.cancel_sent = loop.cancel_sent, None
             if not sent.done():
                 sent.set_result(None)
         while is_cancelling(wire):
-            await run(self._line, wait_for_cancellation(wire))
+            await run(self._link, wait_for_cancellation(wire))
         # A signal may still be on its way to the process, through a pooler for instance: let it hit this. It takes no
         # snapshot, and any error that answers it will do. (asyncpg cannot read the answer to an empty query.)
         with suppress(asyncpg.PostgresError):
-            await run(self._line, wire.query("SHOW transaction_read_only", None))
+            await run(self._link, wire.query("SHOW transaction_read_only", None))
 
     @enable_ki_protection
     async def close(self, timeout: float) -> None:
-        line = self._line
-        if self._stage is not _IDLE or timeout <= 0 or line.transport.backlog:
+        link = self._link
+        if self._stage is not _IDLE or timeout <= 0 or link.transport.backlog:
             self.terminate("closed")
             await checkpoint()
             return
         self._stage = _CLOSED
-        line.reason = "closed"
+        link.reason = "closed"
         self._watch.remove(self)
-        line.transport.write(GOODBYE)
+        link.transport.write(GOODBYE)
         try:
             with trio.move_on_after(timeout):
-                await line.until_end()
+                await link.until_end()
         finally:
             self._shut("closed", goodbye=False)
 
     async def interrupt(self, timeout: float) -> None:
-        wire = self._line.wire
+        wire = self._link.wire
         with trio.move_on_after(timeout), suppress(ConnectFailure, OSError):
             await send_cancel(self._peer, self._host, wire.backend_pid, wire.backend_secret)
 
@@ -330,7 +330,7 @@ class NativeSession:
         """Close the socket by the owner's own wish: it is not told."""
         busy = self._stage is _BUSY
         self._stage = _CLOSED
-        self._line.shut(reason, goodbye=goodbye and not busy)
+        self._link.shut(reason, goodbye=goodbye and not busy)
         self._untold = False
         if not busy:
             self._loop.run_ready()

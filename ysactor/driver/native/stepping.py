@@ -11,7 +11,7 @@ import trio
 from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled, wait_readable
 
 from .bounds import Expired, Grace
-from .line import Line
+from .link import Link
 from .loop import ThreadCall, TrioCall
 from .names import enter_task, get_running_loop, is_cancelling, leave_task, other_notion_of_the_loop, set_running_loop
 
@@ -25,15 +25,15 @@ _MOST_STEPS = 100
 """A coroutine that is being left and waits yet again, this many times, will never end by itself."""
 
 
-async def run(line: Line, call: Coroutine[Any, Any, T], grace: Grace | None = None, waiting: Any = _START) -> T:
+async def run(link: Link, call: Coroutine[Any, Any, T], grace: Grace | None = None, waiting: Any = _START) -> T:
     """Run a coroutine of asyncpg's to its end. Interrupted, it has left it (see `leave`) when the exception comes out.
 
     Its body is one long function on purpose: each coroutine in between costs every wait 0.06 µs (measured).
     """
-    loop = line.loop
+    loop = link.loop
     task = loop.task
     other = other_notion_of_the_loop()
-    sock, read, feed = line.sock, line.read, line.feed
+    sock, read, feed = link.sock, link.read, link.feed
     value: Any = None
     error: BaseException | None = None
     original: BaseException | None = None
@@ -51,9 +51,9 @@ async def run(line: Line, call: Coroutine[Any, Any, T], grace: Grace | None = No
             try:
                 while not waiting.done():
                     if loop.odd:
-                        if line.closed:
+                        if link.closed:
                             break
-                        await line.turn(waiting)  # pyright: ignore[reportUnknownArgumentType]
+                        await link.turn(waiting)  # pyright: ignore[reportUnknownArgumentType]
                         continue
                     await wait_readable(sock)
                     parked = True
@@ -62,26 +62,26 @@ async def run(line: Line, call: Coroutine[Any, Any, T], grace: Grace | None = No
                     except BlockingIOError:
                         continue
                     except OSError as failure:
-                        line.ended(failure)
+                        link.ended(failure)
                         continue
                     feed(data)
             except trio.ClosedResourceError:
-                if not line.closed:
+                if not link.closed:
                     raise
             except BaseException as interruption:
                 put_off = grace is not None and grace.covers(interruption)
                 if not put_off:
-                    leave(line, call, waiting)
+                    leave(link, call, waiting)
                     raise
             if put_off and grace is not None:
                 with grace.shield():
-                    return await run(line, call, None, waiting)
+                    return await run(link, call, None, waiting)
                 raise Expired  # and the call has been left all the same
             if not waiting.done():  # closed, and asyncpg does not fail those futures
-                error = ConnectionResetError(line.reason)
+                error = ConnectionResetError(link.reason)
         elif waiting is not _START:
             parked = True
-            value, error, raised = await _attend(line, call, waiting)
+            value, error, raised = await _attend(link, call, waiting)
             original = raised or original
         if loop.odd and loop.task.cancel_due and error is None:
             loop.task.cancel_due = False
@@ -104,7 +104,7 @@ async def run(line: Line, call: Coroutine[Any, Any, T], grace: Grace | None = No
         except BaseException:
             # Trio's cancellation went through asyncpg's own frames (a user's Trio code in COPY that was not given as
             # `source` or `sink`), and asyncpg does not clean up after that.
-            line.shut("a call was torn out of asyncpg")
+            link.shut("a call was torn out of asyncpg")
             raise
         finally:
             leave_task(loop, task)
@@ -113,7 +113,7 @@ async def run(line: Line, call: Coroutine[Any, Any, T], grace: Grace | None = No
                 other.reset(token)
         value = error = None
     if original is not None:
-        line.users_error = original
+        link.users_error = original
         raise original
     if not parked:
         await cancel_shielded_checkpoint()  # shielded: what the call did cannot be undone
@@ -121,27 +121,27 @@ async def run(line: Line, call: Coroutine[Any, Any, T], grace: Grace | None = No
 
 
 async def _attend(
-    line: Line, call: Coroutine[Any, Any, Any], waiting: Any
+    link: Link, call: Coroutine[Any, Any, Any], waiting: Any
 ) -> tuple[Any, BaseException | None, BaseException | None]:
     """See to what is no future: the value or error to go on with, and the user's error if it stands behind that."""
     if isinstance(waiting, TrioCall):
-        return await _serve(line, call, waiting)  # pyright: ignore[reportUnknownArgumentType]
+        return await _serve(link, call, waiting)  # pyright: ignore[reportUnknownArgumentType]
     if waiting is not None:
         return await _pass_on(waiting), None, None
     try:
-        await line.breathe()
+        await link.breathe()
     except BaseException:
-        leave(line, call, waiting)
+        leave(link, call, waiting)
         raise
-    return None, ConnectionResetError(line.reason) if line.closed else None, None
+    return None, ConnectionResetError(link.reason) if link.closed else None, None
 
 
 async def _serve(
-    line: Line, call: Coroutine[Any, Any, Any], request: TrioCall[Any]
+    link: Link, call: Coroutine[Any, Any, Any], request: TrioCall[Any]
 ) -> tuple[Any, BaseException | None, BaseException | None]:
     """Run the user's code where it belongs: under Trio, with asyncpg's frames out of its way."""
     try:
-        with trio.CancelScope(deadline=line.loop.next_due()) as line.errand:
+        with trio.CancelScope(deadline=link.loop.next_due()) as link.errand:
             return await request.run(), None, None
     except StopAsyncIteration as end:
         return None, end, None
@@ -151,15 +151,15 @@ async def _serve(
         # asyncpg before 0.32 puts the text of an exception into a message of limited length; a cancellation has none.
         return None, CancelledError(), error
     except BaseException:
-        leave(line, call, request)
+        leave(link, call, request)
         raise
     finally:
-        line.errand = None
-    if line.closed:
-        return None, ConnectionResetError(line.reason), None
-    line.loop.run_due()
-    if line.loop.task.cancel_due:
-        line.loop.task.cancel_due = False
+        link.errand = None
+    if link.closed:
+        return None, ConnectionResetError(link.reason), None
+    link.loop.run_due()
+    if link.loop.task.cancel_due:
+        link.loop.task.cancel_due = False
         return None, CancelledError(), None
     return None, TimeoutError(), None
 
@@ -170,7 +170,7 @@ def _pass_on(trap: Any) -> Generator[Any, Any, Any]:
     return (yield trap)
 
 
-def leave(line: Line, call: Coroutine[Any, Any, Any], waiting: Any) -> None:
+def leave(link: Link, call: Coroutine[Any, Any, Any], waiting: Any) -> None:
     """Step out of a call that waits for `waiting`, now. asyncpg asks for a cancellation where one is needed.
 
     The coroutine gets what asyncpg cleans up after: the cancellation of its own future, which makes it ask; a time-out
@@ -179,28 +179,28 @@ def leave(line: Line, call: Coroutine[Any, Any, Any], waiting: Any) -> None:
     """
     value: Any = None
     for _ in range(_MOST_STEPS):
-        error = _parting(line, waiting)
+        error = _parting(link, waiting)
         try:
-            waiting = _step(line, call, value, error)
+            waiting = _step(link, call, value, error)
             while isinstance(waiting, ThreadCall):  # closing a file: no thread is waited for while leaving
-                waiting = _step(line, call, waiting.function(), None)  # pyright: ignore[reportUnknownArgumentType]
+                waiting = _step(link, call, waiting.function(), None)  # pyright: ignore[reportUnknownArgumentType]
         except (CancelledError, Exception):  # it has ended, one way or the other
             return
     call.close()
-    line.shut("a call that was left would not end")
+    link.shut("a call that was left would not end")
 
 
-def _parting(line: Line, waiting: Any) -> BaseException | None:
-    if line.closed or is_cancelling(line.wire) or isinstance(waiting, TrioCall):
+def _parting(link: Link, waiting: Any) -> BaseException | None:
+    if link.closed or is_cancelling(link.wire) or isinstance(waiting, TrioCall):
         return CancelledError()
     if not isinstance(waiting, Future):
         return TimeoutError()
     waiting.cancel()  # pyright: ignore[reportUnknownMemberType]
-    return None if is_cancelling(line.wire) else TimeoutError()
+    return None if is_cancelling(link.wire) else TimeoutError()
 
 
-def _step(line: Line, call: Coroutine[Any, Any, Any], value: Any, error: BaseException | None) -> Any:
-    loop, task, outer, other = line.loop, line.loop.task, get_running_loop(), other_notion_of_the_loop()
+def _step(link: Link, call: Coroutine[Any, Any, Any], value: Any, error: BaseException | None) -> Any:
+    loop, task, outer, other = link.loop, link.loop.task, get_running_loop(), other_notion_of_the_loop()
     set_running_loop(loop)
     enter_task(loop, task)
     token = None if other is None else other.set(loop)

@@ -18,7 +18,7 @@ _TAIL = 1024
 """Bytes kept of what was read last, in which the server's last words are looked for."""
 
 
-class Line:
+class Link:
     """A socket's reading side. Whoever holds the right to drive reads it; nobody else does."""
 
     __slots__ = (
