@@ -89,7 +89,7 @@ class Stage:
             return str(missing)
         run = self._stack.enter_context(Run(binaries))
         (address,) = run.addresses(1)
-        server = PostgresServer(run, "tls", address, template=create_data(run, "template"))
+        server = PostgresServer(run, "tls-server", address, template=create_data(run, "template"))
         self._stack.enter_context(server)
         return TlsServer(server, Authority(run))
 

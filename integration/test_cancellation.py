@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import pytest
 import trio
@@ -205,7 +206,7 @@ async def test_a_slow_cancel_request_never_hits_the_next_borrowers_statement(
                 await pool.execute("SELECT pg_sleep(0.07)")
 
     async with open_case(shared_data, transport, pool_size=1, cancel_timeout=2) as case, AsyncExitStack() as stack:
-        options = {"driver": transport, "pool_size": 1, "cancel_timeout": 2}
+        options: dict[str, Any] = {"driver": transport, "pool_size": 1, "cancel_timeout": 2}
         pools = [
             case.pool,
             *[await stack.enter_async_context(ysactor.open_pool(shared_data.dsn(), **options)) for _ in range(9)],
@@ -337,5 +338,3 @@ async def test_a_pool_under_a_storm_of_cancelled_checkouts_serves_in_order(
         stayed = [number for number in served if number >= 0]
         assert stayed == list(range(30))
         await until(lambda: pool.statistics().idle == 1, "it is idle")
-
-

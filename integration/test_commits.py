@@ -174,7 +174,9 @@ async def test_a_commit_that_gets_no_answer_within_its_grace_is_reported_as_unkn
 
 
 @on_both_transports
-async def test_a_commit_past_socket_timeout_is_unknown_and_never_done(slow_commit: SharedData, transport: Transport) -> None:
+async def test_a_commit_past_socket_timeout_is_unknown_and_never_done(
+    slow_commit: SharedData, transport: Transport
+) -> None:
     """C25, by the pool's own limit: the answer comes too late, and is not believed to be anything."""
     async with open_case(slow_commit, transport, pool_size=1, socket_timeout=0.2) as case:
         with pytest.raises(ysactor.CommitOutcomeUnknown):
@@ -189,8 +191,10 @@ async def test_a_commit_past_socket_timeout_is_unknown_and_never_done(slow_commi
 
 
 @on_both_transports
-async def test_a_deferred_constraint_that_commit_meets_is_raised_as_it_is(notes: SharedData, transport: Transport) -> None:
-    """C27: 23503 and 23505 at COMMIT: rolled back for certain, not run again, not unknown, connection reused."""
+async def test_a_deferred_constraint_that_commit_meets_is_raised_as_it_is(
+    notes: SharedData, transport: Transport
+) -> None:
+    """C27: 23503 and 23505 at COMMIT: rolled back for certain, not run again, not unknown; connection reused."""
     notes.server.sql(
         "create table owners(id int primary key)",
         "create table owned(owner int references owners deferrable initially deferred)",
@@ -222,8 +226,10 @@ async def test_a_deferred_constraint_that_commit_meets_is_raised_as_it_is(notes:
 
 @on_both_transports
 async def test_a_serialization_failure_at_commit_runs_the_whole_again(notes: SharedData, transport: Transport) -> None:
-    """C27: two that each read what the other writes, at SERIALIZABLE; the second to commit is refused and runs again."""
-    notes.server.sql("create table doctors(name text, on_call bool)", "insert into doctors values ('a', true), ('b', true)")
+    """C27: two that each read what the other writes, at SERIALIZABLE; the second to commit runs again."""
+    notes.server.sql(
+        "create table doctors(name text, on_call bool)", "insert into doctors values ('a', true), ('b', true)"
+    )
     runs = {"a": 0, "b": 0}
     ready = {"a": trio.Event(), "b": trio.Event()}
     refusals: list[str] = []
@@ -412,9 +418,13 @@ async def test_a_retry_that_gets_no_connection_raises_what_made_it_one(notes: Sh
 
 
 @on_both_transports
-async def test_a_real_deadlock_is_resolved_by_running_one_of_the_two_again(notes: SharedData, transport: Transport) -> None:
+async def test_a_real_deadlock_is_resolved_by_running_one_of_the_two_again(
+    notes: SharedData, transport: Transport
+) -> None:
     """C31: 40P01 by two transactions that take the same rows in opposite orders."""
-    notes.server.sql("insert into notes(n) values (1), (2)", "alter system set deadlock_timeout = '50ms'", "select pg_reload_conf()")
+    notes.server.sql(
+        "insert into notes(n) values (1), (2)", "alter system set deadlock_timeout = '50ms'", "select pg_reload_conf()"
+    )
     met = {1: trio.Event(), 2: trio.Event()}
 
     async def fn(conn: ysactor.Connection, first: int, second: int) -> None:

@@ -16,7 +16,6 @@ import trio
 import ysactor
 from integration.scenario import (
     NATIVE,
-    Case,
     Transport,
     Truth,
     nothing_is_left,
@@ -41,7 +40,9 @@ async def test_leaving_at_once_leaves_nothing(three_zones: ThreeZones, transport
 
 
 @on_both_transports
-async def test_leaving_while_connections_are_opening_leaves_nothing(shared_data: SharedData, transport: Transport) -> None:
+async def test_leaving_while_connections_are_opening_leaves_nothing(
+    shared_data: SharedData, transport: Transport
+) -> None:
     """The login of each waits in the proxy when the pool is cancelled, at whatever point."""
     for proxy in shared_data.proxies:
         proxy.login_delay = 0.02
@@ -75,25 +76,33 @@ async def test_leaving_with_everything_in_use_ends_it_all_in_bounded_time(
 
     for server in three_zones.servers:
         server.sql("create table never(i int)")
-    async with trio.open_nursery() as nursery:
-        async with open_case(
-            three_zones, transport, rest=False, load_balance=True, pool_size=6, shutdown_timeout=0.1, checkout_timeout=None
-        ) as case:
-            pool = case.pool
-            for _ in range(2):
-                nursery.start_soon(caller, partial(pool.fetch, "SELECT pg_sleep(60)"))
-                nursery.start_soon(caller, partial(lease, pool))
-                nursery.start_soon(caller, partial(pool.transaction, sleep))
-            await case.truth.until_active("pg_sleep", 4)
-            await until(lambda: pool.statistics().leased == 6, "all are leased")
-            for _ in range(10):
-                nursery.start_soon(caller, partial(pool.fetch, "SELECT 1"))
-            await until(lambda: pool.statistics().waiting == 10, "ten are in line")
-            started = trio.current_time()
-            await pool.aclose()
-            assert trio.current_time() - started < 2.0
-            assert await case.truth.count() == 0
-            await until(lambda: len(told) == 16, lambda: f"all were told: {told}")
+    async with (
+        trio.open_nursery() as nursery,
+        open_case(
+            three_zones,
+            transport,
+            rest=False,
+            load_balance=True,
+            pool_size=6,
+            shutdown_timeout=0.1,
+            checkout_timeout=None,
+        ) as case,
+    ):
+        pool = case.pool
+        for _ in range(2):
+            nursery.start_soon(caller, partial(pool.fetch, "SELECT pg_sleep(60)"))
+            nursery.start_soon(caller, partial(lease, pool))
+            nursery.start_soon(caller, partial(pool.transaction, sleep))
+        await case.truth.until_active("pg_sleep", 4)
+        await until(lambda: pool.statistics().leased == 6, "all are leased")
+        for _ in range(10):
+            nursery.start_soon(caller, partial(pool.fetch, "SELECT 1"))
+        await until(lambda: pool.statistics().waiting == 10, "ten are in line")
+        started = trio.current_time()
+        await pool.aclose()
+        assert trio.current_time() - started < 2.0
+        assert await case.truth.count() == 0
+        await until(lambda: len(told) == 16, lambda: f"all were told: {told}")
     assert set(told) == {ysactor.PoolClosed}
     for server in three_zones.servers:
         assert server.value("select count(*) from never") == "0"
@@ -168,16 +177,16 @@ async def test_a_whole_pool_under_the_callers_own_nursery(three_zones: ThreeZone
 @on_both_transports
 async def test_several_pools_and_transports_live_side_by_side(three_zones: ThreeZones, transport: Transport) -> None:
     truth = Truth(three_zones.servers, "side-by-side")
-    named = {"application_name": truth.name}
-    async with nothing_is_left(truth):
-        async with (
-            ysactor.open_pool(three_zones.dsn(), driver=transport, load_balance=True, pool_size=3, **named) as one,
-            ysactor.open_pool(three_zones.dsn(), driver=NATIVE, pool_size=2, **named) as other,
-            ysactor.open_cluster(three_zones.dsn(), driver=transport, load_balance=True, **named) as cluster,
-            cluster.connect() as conn,
-        ):
-            assert [await one.fetchval("SELECT 1"), await other.fetchval("SELECT 2")] == [1, 2]
-            assert await conn.fetchval("SELECT 3") == 3
+    named: dict[str, Any] = {"application_name": truth.name}
+    async with (
+        nothing_is_left(truth),
+        ysactor.open_pool(three_zones.dsn(), driver=transport, load_balance=True, pool_size=3, **named) as one,
+        ysactor.open_pool(three_zones.dsn(), driver=NATIVE, pool_size=2, **named) as other,
+        ysactor.open_cluster(three_zones.dsn(), driver=transport, load_balance=True, **named) as cluster,
+        cluster.connect() as conn,
+    ):
+        assert [await one.fetchval("SELECT 1"), await other.fetchval("SELECT 2")] == [1, 2]
+        assert await conn.fetchval("SELECT 3") == 3
 
 
 # --- input that cannot work ------------------------------------------------------------------------------------------
@@ -187,7 +196,11 @@ async def test_several_pools_and_transports_live_side_by_side(three_zones: Three
     ("dsn", "options", "named"),
     [
         (None, {"pool_sise": 3}, ["pool_sise", "pool_size"]),
-        (None, {"pool_size": 0, "connect_timeout": -1, "checkout_timeout": "5"}, ["pool_size", "connect_timeout", "checkout_timeout"]),
+        (
+            None,
+            {"pool_size": 0, "connect_timeout": -1, "checkout_timeout": "5"},
+            ["pool_size", "connect_timeout", "checkout_timeout"],
+        ),
         (None, {"topology_keys": "nonsense"}, ["topology_keys"]),
         (None, {"driver": "psycopg"}, ["driver", "psycopg"]),
         ("mysql://u@h/db", {}, ["dsn"]),
@@ -277,7 +290,7 @@ async def test_a_wrong_password(strict: PostgresServer, transport: Transport, ca
     # The right one, with everything that has to be quoted in a DSN, is let in.
     strict.sql("alter role app password 'p@ss:w/o#r?d%2B+é'")
     for given in ("postgresql://app:p%40ss%3Aw%2Fo%23r%3Fd%252B%2B%C3%A9@", "postgresql://app@"):
-        password = {} if "p%40" in given else {"password": "p@ss:w/o#r?d%2B+é"}
+        password: dict[str, Any] = {} if "p%40" in given else {"password": "p@ss:w/o#r?d%2B+é"}
         dsn = f"{given}{strict.host}:{strict.port}/yugabyte"
         async with open_case(strict, transport, dsn=dsn, pool_size=2, **password) as case:
             assert await case.pool.fetchval("SELECT current_user") == "app"
@@ -329,10 +342,14 @@ def database(server: PostgresServer, *setup: str) -> Generator[str]:
     [
         ("host text, port int", "values ('127.0.0.1', 5433)"),
         ("host text", "values ('127.0.0.1')"),
-        ("host text, port text, node_type text, cloud text, region text, zone text, public_ip text", "values ('', 'x', '', '', '', '', '')"),
+        (
+            "host text, port text, node_type text, cloud text, region text, zone text, public_ip text",
+            "values ('', 'x', '', '', '', '', '')",
+        ),
         (
             "host text, port bigint, node_type text, cloud text, region text, zone text, public_ip text",
-            "values (null, null::bigint, null, null, null, null, null), ('h', 0, '', '', '', '', ''), ('h', 99999, '', '', '', '', '')",
+            "values (null, null::bigint, null, null, null, null, null),"
+            " ('h', 0, '', '', '', '', ''), ('h', 99999, '', '', '', '', '')",
         ),
         ("host text, port bigint", "select 'h', 1/0"),
     ],
@@ -370,10 +387,19 @@ async def test_rows_that_make_no_sense_are_passed_over(three_zones: ThreeZones, 
 
 async def test_nothing_is_raised_from_the_garbage_collector(three_zones: ThreeZones) -> None:
     """Also after a pool was left in the middle of everything."""
-    for transport in ("native", "trio_asyncio"):
-        async with open_case(
-            three_zones, transport, rest=False, load_balance=True, pool_size=4, shutdown_timeout=0  # type: ignore[arg-type]
-        ) as case, trio.open_nursery() as nursery:
+    transports: tuple[Transport, ...] = ("native", "trio_asyncio")
+    for transport in transports:
+        async with (
+            open_case(
+                three_zones,
+                transport,
+                rest=False,
+                load_balance=True,
+                pool_size=4,
+                shutdown_timeout=0,
+            ) as case,
+            trio.open_nursery() as nursery,
+        ):
             for _ in range(6):
                 nursery.start_soon(case.pool.fetch, "SELECT pg_sleep(60)")
             await case.truth.until_active("pg_sleep")

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -103,7 +104,9 @@ async def test_killing_one_of_three_servers_costs_its_holders_one_loss_each_and_
                 await pool.fetch("SELECT 1")
             record_property("gap_s", round(trio.current_time() - killed, 4))
             others = [index for index in range(3) if index != victim]
-            await until(lambda: level(bed, pool, *others), lambda: f"the others carry all: {pool.statistics().by_host}")
+            await until(
+                partial(level, bed, pool, *others), lambda: f"the others carry all: {pool.statistics().by_host}"
+            )
             record_property("full_again_s", round(trio.current_time() - killed, 4))
             done = callers.done
             await until(lambda: callers.done > done + 100, "the callers are served by the others")
@@ -114,9 +117,7 @@ async def test_killing_one_of_three_servers_costs_its_holders_one_loss_each_and_
 
             await bed.start(victim)
             await pool.cluster.refresh()
-            await until(
-                lambda: level(bed, pool), lambda: f"level again under load: {pool.statistics().by_host}"
-            )
+            await until(lambda: level(bed, pool), lambda: f"level again under load: {pool.statistics().by_host}")
             assert not callers.others
             assert len(callers.losses) <= held
             callers.stop = True
@@ -138,7 +139,7 @@ async def test_after_a_restart_and_a_refresh_an_idle_pool_gets_level(
         for victim in range(3):
             await bed.kill(victim)
             others = [index for index in range(3) if index != victim]
-            await until(lambda: level(bed, pool, *others), lambda: f"the others carry all: {pool.statistics()}")
+            await until(partial(level, bed, pool, *others), lambda: f"the others carry all: {pool.statistics()}")
             await bed.start(victim)
             await pool.cluster.refresh()
             await until(lambda: level(bed, pool), lambda: f"level again: {pool.statistics().by_host}")

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 class Cluster:
     """The servers of one cluster, and what this client knows of them; made by `open_cluster`."""
 
-    def __init__(self, actor: ClusterActor, driver: Driver, config: Config) -> None:
+    def __init__(self, nursery: trio.Nursery, actor: ClusterActor, driver: Driver, config: Config) -> None:
+        self._nursery = nursery
+        self._is_closed = False
         self._actor = actor
         self._driver = driver
         self._config = config
@@ -55,10 +57,12 @@ class Cluster:
 
         Waits for the first discovery. Raises `ConnectFailed` or `NoNodeAvailable` if no server took it. If the
         connection ends under the block, the block is cancelled and raises `ConnectionLost`. Raises `PoolClosed` once
-        the cluster has been closed.
+        the cluster has been closed, as does a block that is still open then.
         """
+        if self._is_closed:
+            raise PoolClosed("the cluster is closed")
         self._numbers += 1
-        async with open_single(self._actor, self._driver, self._config, self._numbers) as conn:
+        async with open_single(self._nursery, self._actor, self._driver, self._config, self._numbers) as conn:
             yield conn
 
 
@@ -75,8 +79,10 @@ async def open_cluster(
     Enters at once; the first discovery runs in the background. Takes the options of `open_pool`; those of the pool
     itself have no effect. Raises `ConfigurationError`, before anything is opened.
     """
-    config = Config.of(dsn, options)
-    del dsn, options  # they may hold a password, and a traceback may print this frame's variables
+    try:
+        config = Config.of(dsn, options)
+    finally:
+        del dsn, options  # they may hold a password, and a traceback may print this frame's variables
     async with open_cluster_of(config, driver, rng if rng is not None else Random()) as cluster:
         yield cluster
 
@@ -99,7 +105,11 @@ async def open_cluster_of(config: Config, driver: Driver | Transport | None, rng
             async with open_tree() as inner:
                 actor = ClusterActor(config, chosen, rng)
                 await inner.start(actor.run, name="ysactor.cluster")
-                yield Cluster(actor, chosen, config)
+                cluster = Cluster(inner, actor, chosen, config)
+                try:
+                    yield cluster
+                finally:
+                    cluster._is_closed = True
         finally:
             shelter.cancel()
 
@@ -123,8 +133,10 @@ async def open_pool(
 
     Raises `ConfigurationError`, before anything is opened, for options or a DSN that can't be used.
     """
-    config = Config.of(dsn, options)
-    del dsn, options  # they may hold a password, and a traceback may print this frame's variables
+    try:
+        config = Config.of(dsn, options)
+    finally:
+        del dsn, options  # they may hold a password, and a traceback may print this frame's variables
     chance = rng if rng is not None else Random()
     async with open_cluster_of(config, driver, chance) as cluster, open_pool_over(cluster, config, chance) as pool:
         yield pool
@@ -156,6 +168,8 @@ async def run_pool(
     Options go through `functools.partial`. It ends when it is cancelled, or when `pool.aclose()` has ended; otherwise
     as `open_pool`.
     """
-    async with open_pool(dsn, driver=driver, rng=rng, **options) as pool:
+    opening = open_pool(dsn, driver=driver, rng=rng, **options)
+    del dsn, options  # as above
+    async with opening as pool:
         task_status.started(pool)
         await pool._closed.wait()

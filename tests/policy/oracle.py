@@ -7,8 +7,9 @@ exists to disagree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeAlias
 
 Address: TypeAlias = tuple[str, int]
@@ -141,8 +142,9 @@ def _level(world: World, up: Sequence[Row]) -> Level | None:
 
 
 def _lowest(world: World, up: Sequence[Row], node_type: str, anywhere_too: bool) -> Level | None:
+    named = {level for _, level in _keys(world)}
     for level in range(1, 11):
-        if _members(world, up, (node_type, level)):
+        if level in named and _members(world, up, (node_type, level)):
             return node_type, level
     if anywhere_too and _members(world, up, (node_type, 0)):
         return node_type, 0
@@ -159,12 +161,18 @@ def _members(world: World, rows: Sequence[Row], level: Level | None) -> Sequence
         rows = [row for row in rows if row["node_type"] == "read_replica"]
     if number == 0:
         return rows
-    return [row for row in rows if any(_matches(key, row) for key, at in _keys(world) if at == number)]
+    keys = [key for key, at in _keys(world) if at == number]
+    return [row for row in rows if any(_matches(key, row) for key in keys)]
 
 
-def _keys(world: World) -> list[tuple[list[str], int]]:
-    keys = list[tuple[list[str], int]]()
-    for part in world.keys.split(","):
+def _keys(world: World) -> Sequence[tuple[Sequence[str], int]]:
+    return _read(world.keys)
+
+
+@cache
+def _read(text: str) -> Sequence[tuple[Sequence[str], int]]:
+    keys = list[tuple[Sequence[str], int]]()
+    for part in text.split(","):
         if part.strip():
             place, _, level = part.partition(":")
             keys.append((place.strip().split("."), int(level or "1")))
@@ -174,26 +182,8 @@ def _keys(world: World) -> list[tuple[list[str], int]]:
 def _matches(key: Sequence[str], row: Row) -> bool:
     """A name is compared without regard to case; only a zone can be any."""
     cloud, region, zone = key
-    return (
-        _same(cloud, row["cloud"])
-        and _same(region, row["region"])
-        and (zone == "*" or _same(zone, row["zone"]))
-    )
+    return _same(cloud, row["cloud"]) and _same(region, row["region"]) and (zone == "*" or _same(zone, row["zone"]))
 
 
 def _same(name: str, of_row: str | None) -> bool:
     return name.casefold() == (of_row or "").casefold()
-
-
-def order(world: World, ties: Iterable[int] = ()) -> tuple[list[Address], Refusal | LastError]:
-    """The servers that a connection tries when every attempt fails, and how it ends. `ties` settles ties in turn."""
-    turns = iter(ties)
-    tried = list[Address]()
-    while True:
-        place = may_go(world)
-        if not isinstance(place, frozenset):
-            return tried, place
-        tied = sorted(place)
-        at = tied[next(turns, 0) % len(tied)]
-        tried.append(at)
-        world = replace(world, out=world.out | {at}, tried=world.tried | {at})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -193,3 +194,64 @@ async def test_two_pools_and_a_nested_one_live_side_by_side(world: FakeCluster, 
                 assert await pool.fetchval("SELECT 1") == 1
         assert await outer.fetchval("SELECT 1") == 1
     assert world.sessions == 0
+
+
+async def test_whoever_waits_for_connections_is_told_of_the_end(world: FakeCluster, open_pool: OpenPool) -> None:
+    """With every server down nothing opens or ends any more, and nothing else would wake them."""
+    for server in world.servers:
+        server.crash()
+    refused: list[ysactor.PoolClosed] = []
+
+    async def wait(pool: ysactor.Pool) -> None:
+        with pytest.raises(ysactor.PoolClosed) as caught:
+            await pool.ready()
+        refused.append(caught.value)
+
+    async with trio.open_nursery() as nursery, open_pool() as pool:
+        nursery.start_soon(wait, pool)
+        await trio.sleep(0.5)
+    assert len(refused) == 1
+
+
+async def test_an_opening_is_stopped_at_whatever_moment_it_is(world: FakeCluster, open_pool: OpenPool) -> None:
+    for step in range(10):
+        async with open_pool(pool_size=1) as pool:
+            await pool.ready()
+            for server in world.servers:
+                server.hang()
+                server.kill_sessions()
+            for _ in range(step):
+                await trio.lowlevel.checkpoint()
+            start = trio.current_time()
+        assert trio.current_time() - start <= 1
+        for server in world.servers:
+            server.recover()
+
+
+def test_a_keyboard_interrupt_while_closing_does_not_hang(world: FakeCluster, open_pool: OpenPool) -> None:
+    """It reaches the main task in the middle of `aclose`; the end of the block closes again."""
+
+    async def interrupt() -> None:
+        await trio.sleep(0.5)
+        signal.raise_signal(signal.SIGINT)
+
+    async def main() -> None:
+        with trio.fail_after(3):
+            async with open_pool() as pool:
+                await pool.ready()
+                for server in world.servers:
+                    server.hang()
+                trio.lowlevel.spawn_system_task(interrupt)
+                await pool.aclose()
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def test_a_pool_that_is_cancelled_counts_its_connections_as_closed_by_it(open_pool: OpenPool) -> None:
+    with trio.CancelScope() as scope:
+        async with open_pool() as pool:
+            await pool.ready(3)
+            scope.cancel()
+            await trio.sleep_forever()
+    assert pool.statistics().connections_closed == {"pool_closed": 3}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+import gc
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from random import Random
 
 import pytest
@@ -11,7 +13,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 import ysactor
-from ysactor.testing import FakeCluster, FakeServer
+from ysactor.testing import FakeCluster, FakeServer, error
 
 OpenPool = Callable[..., AbstractAsyncContextManager[ysactor.Pool]]
 
@@ -456,3 +458,102 @@ async def test_elastic_a_half_open_connection_is_never_forgotten(world: FakeClus
 
 def servers_up(world: FakeCluster) -> list[FakeServer]:
     return [server for server in world.servers if server.sessions]
+
+
+async def test_a_call_made_in_a_lease_is_not_run_after_it(world: FakeCluster, open_pool: OpenPool) -> None:
+    async with open_pool(pool_size=1) as pool:
+        async with pool.acquire() as conn:
+            call = conn.raw.fetch("SELECT 1")
+        with pytest.raises(ysactor.LeaseEnded):
+            await conn.run_raw(call)
+        assert "SELECT 1" not in world.journal.statements()
+
+
+async def test_a_block_is_entered_once(open_pool: OpenPool) -> None:
+    async with open_pool(pool_size=2) as pool:
+        block = pool.acquire()
+        with pytest.raises(ysactor.Error, match="entered before"):
+            async with block, block:
+                pytest.fail("it would lose the first lease")
+        with pytest.raises(ysactor.Error, match="entered before"):
+            async with block:
+                pytest.fail("nor may it be used again")
+        await pool.ready(2)
+        assert adds_up(pool)
+        assert pool.statistics().leased == 0
+
+
+async def test_a_connection_that_is_not_the_pools_is_not_taken_in(world: FakeCluster, open_pool: OpenPool) -> None:
+    async with open_pool() as pool, open_pool() as other, pool.cluster.connect() as single:
+        await pool.ready(3)
+        await other.ready(3)
+        conn = await pool.checkout()
+        for give in (other.checkin, other.discard):
+            for stranger in (conn, single):
+                with pytest.raises(ysactor.Error, match="not one of this pool's"):
+                    give(stranger)
+        assert await conn.fetchval("SELECT 1") == await single.fetchval("SELECT 1") == 1
+        assert (pool.statistics().leased, other.statistics().leased, other.statistics().idle) == (1, 0, 3)
+        pool.checkin(conn)
+        assert adds_up(pool)
+        assert adds_up(other)
+
+
+async def test_listeners_end_with_their_lease_on_the_server_too(world: FakeCluster, open_pool: OpenPool) -> None:
+    heard: list[str] = []
+
+    def note(_conn: ysactor.Connection, _pid: int, _channel: str, payload: str) -> None:
+        heard.append(payload)
+
+    async with open_pool(pool_size=1) as pool:
+        for _ in range(3):
+            async with pool.acquire() as conn:
+                await conn.add_listener("news", note)
+                await conn.add_listener("weather", note)
+                await conn.execute("NOTIFY news, 'in the lease'")
+            assert await pool.fetchval("SELECT 1") == 1
+            [session] = [session for server in world.servers for session in server.sessions]
+            assert session.channels == frozenset()
+        await pool.execute("NOTIFY news, 'after it'")
+        assert heard == ["in the lease"] * 3
+        assert pool.statistics().connections_closed == {}
+
+
+async def test_a_connection_that_listens_inside_a_transaction_is_closed_as_any_other(open_pool: OpenPool) -> None:
+    async with open_pool(pool_size=1) as pool:
+        async with pool.acquire() as conn:
+            await conn.add_listener("news", print)
+            await conn.execute("BEGIN")
+        await at_rest(pool)
+        assert pool.statistics().connections_closed == {"in_transaction": 1}
+
+
+async def test_what_ends_a_lease_with_an_error_leaves_no_cycle_behind(world: FakeCluster, open_pool: OpenPool) -> None:
+    """A cycle would keep the connection, and all that the error's frames hold, until the next collection."""
+
+    async def conflict(_conn: ysactor.Connection) -> None:
+        raise error("40001", "conflict")
+
+    async def lost(pool: ysactor.Pool) -> None:
+        async with pool.acquire() as conn:
+            world.server(str(conn.server)).kill_sessions()
+            await trio.sleep(1)
+
+    async def kept(run: Callable[[], Awaitable[None]]) -> list[str]:
+        with suppress(Exception):
+            await run()
+        gc.collect()
+        kept = [type(thing).__name__ for thing in gc.garbage]
+        gc.garbage.clear()
+        return [name for name in kept if name in ("Connection", "Acquire", "traceback")]
+
+    async with open_pool() as pool:
+        await pool.ready(3)
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            assert await kept(partial(lost, pool)) == []
+            assert await kept(partial(pool.transaction, conflict)) == []
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
+import asyncpg
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 import ysactor
+from ysactor import Cluster
 from ysactor.testing import FakeCluster, FakeDriver
 
 OpenPool = Callable[..., AbstractAsyncContextManager[ysactor.Pool]]
@@ -297,3 +299,93 @@ async def test_a_single_connection_cancelled_at_any_moment_leaves_nothing(world:
             await trio.sleep(0.1)
             assert world.sessions == 0
             assert sum(cluster.info().counts.values()) == sum(cluster.info().pending.values()) == 0
+
+
+@pytest.mark.parametrize("limit", [0, 5])
+async def test_ready_at_once_when_it_is(open_pool: OpenPool, limit: float) -> None:
+    async with open_pool() as pool:
+        await pool.ready(3)
+        await pool.ready(3, timeout=limit)
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": -1}, {"timeout": float("nan")}, {"timeout": True}, {"connections": 1.5}])
+async def test_ready_refuses_what_is_no_number(open_pool: OpenPool, wrong: dict[str, float]) -> None:
+    async with open_pool() as pool:
+        with pytest.raises(ysactor.ConfigurationError, match=next(iter(wrong))):
+            await pool.ready(**wrong)  # type: ignore[arg-type]
+
+
+async def test_on_connect_may_give_up_a_call_and_a_block(world: FakeCluster, open_pool: OpenPool) -> None:
+    """What they leave is put right before the next call, and before the first holder."""
+
+    async def prepare(conn: ysactor.Connection) -> None:
+        with pytest.raises(TimeoutError):
+            await conn.execute("SELECT pg_sleep(5)", timeout=0.1)
+        assert await conn.fetchval("SELECT 1") == 1
+        with trio.move_on_after(0.1):
+            async with conn.transaction():
+                await conn.execute("SELECT pg_sleep(5)")
+        await conn.add_listener("news", print)
+
+    async with open_pool(pool_size=1, on_connect=prepare) as pool:
+        async with pool.acquire() as conn:
+            assert trio.current_time() < 1
+            assert not conn.is_in_transaction()
+            assert await conn.fetchval("SELECT 1") == 1
+            [session] = world.server(str(conn.server)).sessions
+            assert session.channels == frozenset()
+        assert pool.statistics().connections_closed == {}
+
+
+async def test_a_connection_that_on_connect_leaves_in_a_transaction_is_nobodys(
+    world: FakeCluster, open_pool: OpenPool
+) -> None:
+    """Its first holder's statements would be rolled back without a word."""
+
+    async def prepare(conn: ysactor.Connection) -> None:
+        await conn.execute("BEGIN")
+
+    async with open_pool(pool_size=1, on_connect=prepare) as pool:
+        with pytest.raises(ysactor.ConnectFailed, match="inside a transaction"):
+            await pool.execute("SELECT 1")
+        assert pool.cluster.info().failed == pool.cluster.info().rejected == ()
+        assert world.sessions == 0
+
+
+async def test_a_driver_error_in_on_connect_that_is_not_the_servers_fails_that_connection_only(
+    world: FakeCluster, open_pool: OpenPool
+) -> None:
+    async def prepare(_conn: ysactor.Connection) -> None:
+        raise asyncpg.InterfaceError("the server expects 1 argument for this query, 0 were passed")
+
+    async with open_pool(on_connect=prepare) as pool:
+        with pytest.raises(ysactor.ConnectFailed, match="expects 1 argument"):
+            await pool.fetchval("SELECT 1")
+        assert pool.cluster.info().failed == pool.cluster.info().rejected == ()
+
+
+@pytest.mark.parametrize("sql", ["SELECT 1", "SELECT pg_sleep(100)"])
+async def test_a_single_connection_ends_with_its_cluster(world: FakeCluster, sql: str) -> None:
+    hosts = [str(server.at) for server in world.servers]
+
+    async def hold(cluster: Cluster) -> None:
+        with pytest.raises(ysactor.PoolClosed):
+            async with cluster.connect() as conn:
+                await conn.execute(sql)
+                await trio.sleep(100)
+
+    async def knock(cluster: Cluster) -> None:
+        with pytest.raises(ysactor.PoolClosed):
+            async with cluster.connect():
+                pytest.fail("it is not open yet")
+
+    async with trio.open_nursery() as nursery:
+        async with ysactor.open_cluster(driver=FakeDriver(world), hosts=hosts, load_balance=True) as cluster:
+            nursery.start_soon(hold, cluster)
+            await trio.sleep(1)
+            for server in world.servers:
+                server.slow(connect=5)
+            nursery.start_soon(knock, cluster)
+            await trio.sleep(1)
+        assert world.sessions == 0
+    assert trio.current_time() <= 4

@@ -170,3 +170,22 @@ async def test_statistics_and_the_cluster_tell_the_same(world: FakeCluster, open
             s.size = 1  # type: ignore[misc]
         pool.checkin(conn)
         assert "7 idle" in repr(pool)
+
+
+async def test_an_idle_connection_is_closed_in_time_whatever_the_pool_is_told_meanwhile(open_pool: OpenPool) -> None:
+    """All of them were out when the pool last heard anything, and the next rebalance is far away."""
+    async with open_pool(min_size=0, max_size=5, idle_timeout=5, rebalance_interval=600) as pool:
+
+        async def use() -> None:
+            async with pool.acquire():
+                await trio.sleep(1)
+
+        for _ in range(2):
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(use)
+            assert pool.statistics().idle == 5
+            await trio.sleep(4.9)
+            assert pool.statistics().idle == 5
+            await trio.sleep(0.2)
+            assert pool.statistics().idle == 0

@@ -187,7 +187,10 @@ async def test_a_server_that_answers_commit_with_its_own_end_leaves_it_unknown(
             await pool.transaction(insert)
 
 
-async def test_a_commit_typed_by_hand_that_is_lost_is_unknown_too(bank: FakeCluster, open_pool: OpenPool) -> None:
+@pytest.mark.parametrize("words", ["  commit", "COMMIT;", "END", "\nend work", "End Transaction"])
+async def test_a_commit_typed_by_hand_that_is_lost_is_unknown_too(
+    bank: FakeCluster, open_pool: OpenPool, words: str
+) -> None:
     for server in bank.servers:
         server.cut_at_commit(before=False)
     async with open_pool() as pool:
@@ -195,7 +198,7 @@ async def test_a_commit_typed_by_hand_that_is_lost_is_unknown_too(bank: FakeClus
             async with pool.acquire() as conn:
                 await conn.execute("BEGIN")
                 await conn.execute("INSERT")
-                await conn.execute("  commit")
+                await conn.execute(words)
 
 
 async def test_a_failure_that_was_caught_inside_is_never_reported_as_a_commit(
@@ -511,3 +514,64 @@ async def test_a_transaction_by_hand(bank: FakeCluster, open_pool: OpenPool) -> 
         await conn.execute("INSERT")
         await transaction.commit()
     assert rows(bank) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"isolation": "serializable"}])
+async def test_the_next_transaction_waits_until_the_last_one_is_rolled_back(
+    bank: FakeCluster, open_pool: OpenPool, options: dict[str, str]
+) -> None:
+    """Until then the session is still inside the last one, and a BEGIN would have become a SAVEPOINT."""
+    async with open_pool(pool_size=1) as pool, pool.acquire() as conn:
+        for server in bank.servers:
+            server.slow(query=0.3)
+        with trio.move_on_after(0.5):
+            async with conn.transaction():
+                await conn.execute("INSERT")
+                pytest.fail("there is no time for it")
+        async with conn.transaction(**options):
+            await conn.execute("INSERT")
+        assert rows(bank) == 1
+
+
+async def test_without_time_to_settle_an_exception_still_only_rolls_back(
+    bank: FakeCluster, open_pool: OpenPool
+) -> None:
+    """A `cancel_timeout` of 0 closes what is cancelled. A block that raises is not."""
+    async with open_pool(pool_size=1, cancel_timeout=0) as pool:
+        async with pool.acquire() as conn:
+            with pytest.raises(KeyError):
+                async with conn.transaction():
+                    await conn.execute("INSERT")
+                    raise KeyError
+            async with conn.transaction():
+                with pytest.raises(KeyError):
+                    async with conn.transaction():
+                        await conn.execute("INSERT")
+                        raise KeyError
+            assert await conn.fetchval("SELECT 1") == 1
+        assert rows(bank) == 0
+        assert pool.statistics().connections_closed == {}
+
+
+async def test_a_block_that_is_cancelled_while_another_task_is_in_a_call_harms_nobody_else(
+    bank: FakeCluster, open_pool: OpenPool
+) -> None:
+    """The actor can't roll back then; it closes that connection, and the pool goes on."""
+
+    async def another(conn: ysactor.Connection) -> None:
+        with pytest.raises(ysactor.ConnectionLost):
+            await conn.fetchval("SELECT pg_sleep(100)")
+
+    async with open_pool(pool_size=2) as pool, trio.open_nursery() as nursery:
+        conn = await pool.checkout()
+        with trio.move_on_after(1):
+            async with conn.transaction():
+                nursery.start_soon(another, conn)
+                await trio.sleep_forever()
+        await trio.sleep(1)
+        with pytest.raises(ysactor.ConnectionLost):
+            await conn.fetchval("SELECT 1")
+        pool.checkin(conn)
+        assert await pool.fetchval("SELECT 1") == 1
+        await pool.ready(2)
+        assert pool.statistics().connections_closed == {"unsettled": 1}

@@ -15,7 +15,8 @@ from .ending import BAD_INPUT
 LEAST_VISIT = 1.0
 """Seconds of load on a database of the user's own, where nothing has to fail and come back."""
 
-_SECRET = re.compile(r"\S*://.*|password\s*=.*", re.IGNORECASE | re.DOTALL)
+_SECRET = re.compile(r"\S*(://|@).*|password\s*=.*", re.IGNORECASE | re.DOTALL)
+_UNKNOWN = "unrecognized arguments: "
 
 CHECKED: Sequence[tuple[str, str]] = (
     ("user", "NAME"),
@@ -36,6 +37,11 @@ class _Parser(argparse.ArgumentParser):
     """One line for an error, in which nothing that may hold a password is repeated."""
 
     def error(self, message: str) -> NoReturn:
+        before, unknown, values = message.partition(_UNKNOWN)
+        if unknown:
+            # Of these nobody knows what they are: an option's name at most is shown, which says what to correct.
+            names = [value.partition("=")[0] for value in values.split() if value.startswith("-")]
+            message = f"{before}{unknown}{' '.join(names) or '(not shown)'}"
         shown = " ".join(_SECRET.sub("(not shown)", message).split())
         print(f"{self.prog}: {shown}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(BAD_INPUT)

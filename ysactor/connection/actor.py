@@ -6,7 +6,7 @@ says goodbye, and reports the connection's death at once, whoever holds it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, assert_never
 
 import trio
@@ -17,7 +17,19 @@ from ..cluster.opening import open_session
 from ..driver.protocol import Status
 from ..errors import ConnectFailed, ConnectionLost, NoNodeAvailable
 from .hook import HookFailed
-from .messages import Close, ConnectionEvent, ConnectionMessage, Ended, Lost, Opened, OpenFailed, Settle, Settled, Undo
+from .messages import (
+    Close,
+    ConnectionEvent,
+    ConnectionMessage,
+    Ended,
+    Lost,
+    Opened,
+    OpenFailed,
+    Settle,
+    Settled,
+    Undo,
+    Unlisten,
+)
 
 if TYPE_CHECKING:
     from ..actor import Inbox, Ref
@@ -122,8 +134,13 @@ async def _serve(
                     return "unsettled"
                 _free(record, pool, inbox)
             case Undo(sql):
-                if not await _undo(session, sql, config.cancel_timeout):
+                if not await undo(session, sql, config.cancel_timeout):
                     record.end("its transaction could not be rolled back in time")
+                    return "unsettled"
+                _free(record, pool, inbox)
+            case Unlisten(listeners):
+                if not await _unlisten(session, listeners, config.cancel_timeout):
+                    record.end("its listeners could not be taken off in time")
                     return "unsettled"
                 _free(record, pool, inbox)
             case Close(reason):
@@ -135,7 +152,7 @@ async def _serve(
     raise AssertionError("bug: a connection's mailbox never ends")
 
 
-async def _undo(session: Session, sql: str, timeout: float) -> bool:
+async def undo(session: Session, sql: str, timeout: float) -> bool:
     """Roll back what a holder left open, within `timeout` seconds. False: the session is not to be used again."""
     if session.status is Status.BUSY:
         # Another task of the holder is in a call on it, which nothing here may disturb or wait for.
@@ -152,6 +169,23 @@ async def _undo(session: Session, sql: str, timeout: float) -> bool:
         # A savepoint is missing if the cancellation met SAVEPOINT before the server had carried it out, or RELEASE
         # after. The transaction around it is then failed for certain, which is undone, or found out, at its own end.
         return sql != "ROLLBACK"
+    return True
+
+
+async def _unlisten(session: Session, listeners: Iterable[tuple[str, Any]], timeout: float) -> bool:
+    """Take off what would listen for a holder that is gone. False: the session is not to be used again."""
+    try:
+        for channel, heard in listeners:
+            if session.status is not Status.IDLE:
+                # Inside a transaction it is closed as it comes back.
+                return session.status is Status.IN_TRANSACTION
+            await session.drive(session.raw.remove_listener(channel, heard), timeout)
+    except (ConnectionLost, TimeoutError):
+        return False
+    except Exception as error:
+        if getattr(error, "sqlstate", None) is None:
+            raise
+        return False
     return True
 
 

@@ -6,12 +6,10 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-import trio
-
 from ..driver.protocol import Status
 from ..errors import CommitOutcomeUnknown, ConnectionLost, LeaseEnded, PoolClosed
 from ..servers import Server
-from .messages import Undo
+from .record import SYNC, is_half_sent
 from .statements import CursorFactory, PreparedStatement
 from .transaction import Transaction
 
@@ -35,7 +33,7 @@ class Connection:
     starts sends nothing.
     """
 
-    __slots__ = ("_failure", "_lease", "_listeners", "_live", "_patience", "_record", "_savepoints")
+    __slots__ = ("_failure", "_half_sent", "_lease", "_listeners", "_live", "_patience", "_record", "_savepoints")
 
     def __init__(self, record: Record, patience: float) -> None:
         self._record = record
@@ -44,6 +42,8 @@ class Connection:
         self._patience = patience
         self._failure: BaseException | None = None
         """The first server error since the transaction began."""
+        self._half_sent = False
+        """Whether the server may be waiting for more of the last call's statement."""
         self._savepoints = 0
         self._listeners: dict[tuple[str, Listener], Any] = {}
 
@@ -87,6 +87,7 @@ class Connection:
     ) -> PreparedStatement:
         """Prepare a statement for use on this connection, within this lease."""
         raw = await self._run(self._raw.prepare(query, name=name, record_class=record_class), timeout)
+        self._half_sent = True
         return PreparedStatement(self, raw)
 
     def cursor(
@@ -228,7 +229,9 @@ class Connection:
         except BaseException:
             call.close()
             raise
-        return await self._run(call, timeout)
+        result = await self._run(call, timeout)
+        self._half_sent = True
+        return result
 
     def __repr__(self) -> str:
         record = self._record
@@ -278,6 +281,7 @@ class Connection:
                 raise
         session = record.session
         assert session is not None, "bug: a call on a connection that was never open"
+        self._half_sent = False
         try:
             return await session.drive(call, timeout)
         except ConnectionLost as loss:
@@ -285,6 +289,7 @@ class Connection:
         except Exception as error:
             if self._failure is None and session.status is Status.IN_TRANSACTION:
                 self._failure = error
+            self._half_sent = is_half_sent(error)
             raise
 
     def _told(self, loss: ConnectionLost) -> ConnectionLost | PoolClosed:
@@ -296,12 +301,13 @@ class Connection:
 
     def _owe(self, sql: str) -> None:
         """Leave a statement to the actor; the next call on this connection waits for it. No checkpoint."""
-        record = self._record
-        if not self._is_live():
-            return
-        if record.gate is None:
-            record.gate = trio.Event()
-        record.ref.cast(Undo(sql))
+        if self._is_live():
+            self._record.owe(sql)
+
+    async def _sync(self) -> None:
+        """Have nothing half sent."""
+        if self._half_sent and self._is_live():
+            await self._command(SYNC)
 
     def _next_savepoint(self) -> int:
         self._savepoints += 1
@@ -317,6 +323,14 @@ class Connection:
 
     def _end(self) -> None:
         """The lease is over: nothing made from it may be used."""
+        self._live = False
+
+    def _end_clean(self) -> None:
+        """The same for a connection that goes on to another holder."""
+        if self._half_sent:
+            self._record.owe_sync()
+        if self._listeners and self._is_live():
+            self._record.owe_silence(tuple((channel, heard) for (channel, _), heard in self._listeners.items()))
         self._live = False
 
 

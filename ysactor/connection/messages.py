@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import ConnectFailed, Error, NoNodeAvailable
 
@@ -15,9 +15,17 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """A holder left a transaction open and could not wait: send this, on its behalf."""
+    """A holder left a transaction open, or a statement half sent, and could not wait: send this, on its behalf."""
 
     sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unlisten:
+    """A holder's listeners outlive its lease: take them off."""
+
+    listeners: tuple[tuple[str, Any], ...]
+    """Each channel, and the driver's callback on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,7 @@ class Lost:
     reason: str
 
 
-ConnectionMessage: TypeAlias = Settle | Undo | Close | Lost
+ConnectionMessage: TypeAlias = Settle | Undo | Unlisten | Close | Lost
 
 
 @dataclass(frozen=True, slots=True)

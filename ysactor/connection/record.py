@@ -7,11 +7,13 @@ lock. Who may write what is said at each field.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import ConnectionLost, PoolClosed
+from ..driver.protocol import Status
+from ..errors import ConnectionLost, Error, PoolClosed
+from .messages import Undo, Unlisten
 
 if TYPE_CHECKING:
     from ..actor import Ref
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from ..driver.protocol import Session
     from ..servers import HostPort
     from .messages import ConnectionMessage
+
+
+SYNC = "SHOW transaction_read_only"
+"""Ends what a statement that was only prepared has begun on the server; it takes no snapshot and no lock."""
 
 
 class Place(Enum):
@@ -32,6 +38,16 @@ class Place(Enum):
     CLOSING = "closing"
     """Given up; its socket may still be open, and counts until it is gone."""
     GONE = "gone"
+
+
+def is_half_sent(error: Exception) -> bool:
+    """Whether a call failed on this side, after its statement may have been sent to be prepared.
+
+    asyncpg prepares a statement, and only then finds that an argument does not fit its type. For the server the
+    statement is then still under way: until it hears more of it, it stays in a transaction and keeps the locks on the
+    tables. asyncpg's own pool ends that by the query that it sends as a connection comes back.
+    """
+    return not isinstance(error, Error | TimeoutError) and "sqlstate" not in vars(error)
 
 
 class Record:
@@ -96,6 +112,24 @@ class Record:
             self.reason = reason
         if self.scope is not None:
             self.scope.cancel()
+
+    def owe(self, sql: str) -> None:
+        """Leave a statement to the actor; the connection's next call, or holder, waits for it. No checkpoint."""
+        self._leave(Undo(sql))
+
+    def owe_silence(self, listeners: tuple[tuple[str, Any], ...]) -> None:
+        """Leave it to the actor to take these listeners off. No checkpoint."""
+        self._leave(Unlisten(listeners))
+
+    def _leave(self, work: Undo | Unlisten) -> None:
+        if self.gate is None:
+            self.gate = trio.Event()
+        self.ref.cast(work)
+
+    def owe_sync(self) -> None:
+        """To be called at the end of a lease whose last call `is_half_sent`, or may be."""
+        if self.gate is None and self.session is not None and self.session.status is Status.IDLE:
+            self.owe(SYNC)
 
     def loss(self) -> ConnectionLost | PoolClosed:
         """What a holder is told whose connection ended under it."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..policy.classify import is_drivers
+import trio
+
+from ..driver.protocol import Status
+from ..errors import ConnectionLost, Error
+from ..policy.classify import sqlstate_of
+from .actor import undo
 from .handle import Connection
 from .hook import HookFailed
 
@@ -13,6 +18,8 @@ if TYPE_CHECKING:
     from ..config import Config
     from ..driver.protocol import Session
     from .record import Record
+
+T = TypeVar("T")
 
 
 def preparation(config: Config, record: Record) -> Callable[[Session], Awaitable[None]] | None:
@@ -23,11 +30,12 @@ def preparation(config: Config, record: Record) -> Callable[[Session], Awaitable
 
     async def prepare(session: Session) -> None:
         record.session = session
-        conn = Connection(record, config.cancel_timeout)
+        conn = _Unserved(record, config.cancel_timeout)
         try:
             await hook(conn)
+            await conn.finish()
         except Exception as error:
-            if is_drivers(error):
+            if isinstance(error, ConnectionLost) or sqlstate_of(error) is not None:
                 raise
             raise HookFailed(session.host, error) from error
         finally:
@@ -35,3 +43,57 @@ def preparation(config: Config, record: Record) -> Callable[[Session], Awaitable
             record.session = None
 
     return prepare
+
+
+class _Unserved(Connection):
+    """The connection while it is in `on_connect`: no actor serves it yet, so what a call or a block leaves there is put
+    right in the same task, before the next call or at the end."""
+
+    __slots__ = ("_owed",)
+
+    def __init__(self, record: Record, patience: float) -> None:
+        super().__init__(record, patience)
+        self._owed: list[str] = []
+
+    async def finish(self) -> None:
+        """Make it ready for its first holder. Raises `Error` if the hook left it in a state that nobody may have."""
+        await self._sync()
+        await self._put_right()
+        await self._unlisten()
+        if not self._session().is_clean():
+            raise Error("it left the connection inside a transaction or a call")
+
+    async def _put_right(self) -> None:
+        # A settling that is cancelled costs the connection: a block that is left by a cancellation must not start one.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        session = self._session()
+        settled = session.status is not Status.ABANDONED or await session.settle(self._patience)
+        while settled and self._owed:
+            settled = await undo(session, self._owed.pop(0), self._patience)
+        if not settled:
+            session.terminate("closed")
+            raise Error("what was cancelled in it could not be put right in time")
+
+    async def _unlisten(self) -> None:
+        for channel, callback in list(self._listeners):
+            await self.remove_listener(channel, callback)
+
+    def _owe(self, sql: str) -> None:
+        if self._is_live():
+            self._owed.append(sql)
+
+    def _is_left(self) -> bool:
+        session = self._record.session
+        return session is not None and session.status is Status.ABANDONED
+
+    async def _ready(self) -> Session:
+        await self._put_right()
+        return self._session()
+
+    async def _run(self, call: Coroutine[Any, Any, T], timeout: float | None) -> T:
+        try:
+            await self._put_right()
+        except BaseException:
+            call.close()
+            raise
+        return await super()._run(call, timeout)

@@ -18,13 +18,13 @@ class PreparedStatement:
         self._conn = conn
         self._raw = raw
 
-    async def fetch(self, *args: Any, timeout: float | None = None, record_class: type | None = None) -> list[Any]:
+    async def fetch(self, *args: Any, timeout: float | None = None) -> list[Any]:
         """All rows."""
-        return await self._conn._run(self._live().fetch(*args, record_class=record_class), timeout)
+        return await self._conn._run(self._live().fetch(*args), timeout)
 
-    async def fetchrow(self, *args: Any, timeout: float | None = None, record_class: type | None = None) -> Any:
+    async def fetchrow(self, *args: Any, timeout: float | None = None) -> Any:
         """The first row, or None."""
-        return await self._conn._run(self._live().fetchrow(*args, record_class=record_class), timeout)
+        return await self._conn._run(self._live().fetchrow(*args), timeout)
 
     async def fetchval(self, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """One column of the first row, or None."""

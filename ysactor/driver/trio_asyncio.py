@@ -15,6 +15,8 @@ import socket
 import ssl
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -22,6 +24,7 @@ import trio
 from ..config import Config, Tls, TlsMode
 from ..errors import ConfigurationError
 from ..servers import HostPort
+from .password import password_of
 from .protocol import ConnectFailure, Phase
 from .trio_asyncio_session import TrioAsyncioSession
 from .trio_asyncio_work import known_failures, run
@@ -68,7 +71,7 @@ class TrioAsyncioDriver:
         """
         if self._loop is None:
             raise RuntimeError("bug: `run` of this driver has not been started")
-        password = await _password(config)
+        password = _Password(await password_of(config, host))
         failure: ConnectFailure | None = None
         for address in await _addresses(host):
             try:
@@ -89,22 +92,20 @@ class TrioAsyncioDriver:
         addresses = [_unmapped(str(entry[4][0])) for entry in found]
         return next((address for address in addresses if ":" not in address), addresses[0] if addresses else None)
 
-    async def _connect(self, host: HostPort, address: str, config: Config, password: str) -> TrioAsyncioSession:
-        stages = _Stages(self._loop)
+    async def _connect(self, host: HostPort, address: str, config: Config, password: _Password) -> TrioAsyncioSession:
+        stages = _Stages(self._loop, host, password)
         if host.is_unix or config.tls.mode is TlsMode.OFF:
-            return await self._open(host, address, config, password, stages)
+            return await self._open(host, address, config, stages)
         stages.context = _Named.of(config.tls, host.host)
         try:
-            return await self._open(host, address, config, password, stages)
+            return await self._open(host, address, config, stages)
         except ConnectFailure as refused:
             # `prefer` goes on in the clear where the server has no TLS. A handshake that failed is a failure.
             if config.tls.mode is not TlsMode.PREFER or refused.phase is not Phase.TLS or stages.context.is_used:
                 raise
-        return await self._open(host, address, config, password, _Stages(self._loop))
+        return await self._open(host, address, config, _Stages(self._loop, host, password))
 
-    async def _open(
-        self, host: HostPort, address: str, config: Config, password: str, stages: _Stages
-    ) -> TrioAsyncioSession:
+    async def _open(self, host: HostPort, address: str, config: Config, stages: _Stages) -> TrioAsyncioSession:
         asyncpg: Any = importlib.import_module("asyncpg")
         options = {
             "direct_tls": False,
@@ -112,10 +113,10 @@ class TrioAsyncioDriver:
             "loop": stages,
             "connection_class": _connection_class(asyncpg),
             # Nothing is left to asyncpg's own reading of the environment: the options have been read already.
-            "host": address,
+            "host": f"/{address[1:]}" if address.startswith("\0") else address,
             "port": host.port,
             "user": config.user,
-            "password": password,
+            "password": "",  # see `_Stages`; None would be leave to look in the environment and in files
             "database": config.database,
             "ssl": stages.context or False,
             "server_settings": _start(config),
@@ -125,30 +126,49 @@ class TrioAsyncioDriver:
         try:
             connection = await run(self._loop, asyncpg.connect(**options), lambda late: late.terminate())
         except known_failures() as error:
-            detail = str(error) or type(error).__name__
+            detail = str(_tls_error(error) or error) or type(error).__name__
             raise ConnectFailure(stages.phase_of(error), detail, sqlstate=_sqlstate(error)) from error
+        finally:
+            stages.forget()
         session = TrioAsyncioSession(self._loop, connection, host, config.socket_timeout)
         self._sessions.add(session)
         return session
 
 
-class _Stages:
-    """The loop, as one attempt to connect sees it: it notes how far the attempt has come."""
+@dataclass(frozen=True, slots=True)
+class _Password:
+    """What a login is given. In variables it stands for the text, which a traceback would show."""
 
-    def __init__(self, loop: Any) -> None:
+    text: str | None = field(repr=False)
+
+
+class _Stages:
+    """The loop, as one attempt to connect sees it: it notes how far the attempt has come, and knows the password.
+
+    asyncpg's `connect` is given no password: it keeps what it is given for as long as the connection lives, and a
+    traceback that prints the variables of its frames would show it. Its protocol is told, and made to forget it.
+    """
+
+    def __init__(self, loop: Any, host: HostPort, password: _Password) -> None:
         self.loop = loop
         self.context: _Named | None = None
+        self._host = host
+        self._password: _Password | None = password
+        self._told: list[Any] = []
         self._phase = Phase.CONNECT
 
-    async def create_connection(self, *args: Any, **options: Any) -> Any:
+    async def create_connection(self, factory: Any, *args: Any, **options: Any) -> Any:
         """asyncio-flavoured."""
-        made = await self.loop.create_connection(*args, **options)
+        made = await self.loop.create_connection(lambda: self._tell(factory()), *args, **options)
         self._phase = Phase.LOGIN if self.context is None or "ssl" in options else Phase.TLS
+        with suppress(OSError):  # it is gone already; the login will find out
+            # A peer that is gone without a word is found out by the kernel at last. asyncio leaves this off.
+            made[0].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return made
 
-    async def create_unix_connection(self, *args: Any, **options: Any) -> Any:
+    async def create_unix_connection(self, factory: Any, *_: Any) -> Any:
         """asyncio-flavoured."""
-        made = await self.loop.create_unix_connection(*args, **options)
+        made = await self.loop.create_unix_connection(lambda: self._tell(factory()), self._host.unix_path)
         self._phase = Phase.LOGIN
         return made
 
@@ -156,11 +176,37 @@ class _Stages:
         """asyncio-flavoured."""
         made = await self.loop.start_tls(*args, **options)
         self._phase = Phase.LOGIN
+        if made is not None:
+            set_protocol = made.set_protocol
+
+            def set_and_tell(protocol: Any) -> None:
+                del made.set_protocol
+                set_protocol(self._tell(protocol))
+
+            made.set_protocol = set_and_tell
         return made
+
+    def _tell(self, protocol: Any) -> Any:
+        """Before the server can have asked for it. What only asks for TLS is a protocol without a password."""
+        if hasattr(protocol, "password"):
+            protocol.password = None if self._password is None else self._password.text
+            self._told.append(protocol)
+        return protocol
+
+    def forget(self) -> None:
+        """The login has ended, one way or the other."""
+        for protocol in self._told:
+            protocol.password = protocol.auth_msg = None
+        self._told.clear()
+        self._password = None
+
+    def address(self, dialled: Any) -> Any:
+        """Where a cancel request goes: asyncpg knows no abstract sockets, and was given a stand-in."""
+        return self._host.unix_path if self._host.is_unix else dialled
 
     def phase_of(self, error: BaseException) -> Phase:
         """The phase an attempt that ended with this error was in."""
-        if isinstance(error, ssl.SSLError):
+        if _tls_error(error) is not None:
             # A server that wants a certificate of ours says so only after its own half of the handshake.
             return Phase.TLS
         if self._phase is Phase.CONNECT and self.context is not None and self.context.is_used:
@@ -210,6 +256,7 @@ def _connection_class(asyncpg: Any) -> Any:
     cancel: Any = importlib.import_module("asyncpg.connect_utils")._cancel
 
     def init(self: Any, protocol: Any, transport: Any, loop: _Stages, addr: Any, config: Any, params: Any) -> None:
+        addr = loop.address(addr)
         base.__init__(self, protocol, transport, loop.loop, addr, config, params)
         pid, secret = protocol.backend_pid, protocol.backend_secret
         self.interrupt = lambda: cancel(
@@ -227,21 +274,6 @@ def _load() -> Any:
         raise ConfigurationError(
             [f"driver: trio-asyncio cannot be used here ({error}); it needs Python below 3.14, and to be installed"]
         ) from error
-
-
-async def _password(config: Config) -> str:
-    if config.password is None:
-        return ""  # asyncpg takes None as leave to look in the environment and in files
-    try:
-        plain = await config.password.reveal()
-    except Exception as raised:
-        raise ConnectFailure(Phase.LOGIN, f"the password function raised {type(raised).__name__}") from raised
-    try:
-        return plain.decode() if isinstance(plain, bytes) else plain
-    except UnicodeDecodeError:
-        pass
-    # Raised out here: the decoder's error, which would be its context, holds the password.
-    raise ConnectFailure(Phase.LOGIN, "the password is not UTF-8")
 
 
 async def _addresses(host: HostPort) -> list[str]:
@@ -275,6 +307,13 @@ def _sqlstate(error: BaseException) -> str | None:
     if getattr(error, "severity", None) is not None:
         return str(error.sqlstate)  # type: ignore[attr-defined]
     return None if error.__cause__ is None else _sqlstate(error.__cause__)
+
+
+def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
+    """The failure of TLS that an error is, or that asyncpg has wrapped: a lost connection, as it says."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _log_exception(_loop: Any, context: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ Reader: TypeAlias = Callable[[object], Any]
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _INFINITE = frozenset({"inf", "infinity"})
-_UNQUOTABLE = re.compile(r"://|@")
+_UNQUOTABLE = re.compile(r"://|@|-----BEGIN")
 
 
 class Invalid(Exception):
@@ -33,15 +33,17 @@ class Invalid(Exception):
 
 
 def shown(value: object) -> str:
-    """A value for an error's text: short, and never one that looks like a DSN, whoever put it there."""
+    """A value for an error's text: short, and never one that looks like a DSN or a key, whoever put it there."""
     shortener = reprlib.Repr()
     shortener.maxstring = shortener.maxother = 80
     try:
-        text = shortener.repr(value)
+        # Looked for in all of it: what gives a DSN away may be in the part that is cut out.
+        if _UNQUOTABLE.search(repr(value)):
+            return "that (not shown)"
+        return shortener.repr(value)
     except Exception:
         # Whatever a foreign repr raises, the error that is being written is the one to raise.
-        text = f"<{type(value).__name__}>"
-    return "that (not shown)" if _UNQUOTABLE.search(text) else text
+        return f"<{type(value).__name__}>"
 
 
 def is_integer(value: object) -> TypeGuard[int]:

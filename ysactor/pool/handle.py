@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 import trio
 
 from ..connection.handle import Connection
-from ..connection.record import Place, Record
+from ..connection.record import Place, Record, is_half_sent
 from ..errors import (
     CheckoutTimeout,
     ConfigurationError,
     ConnectionLost,
+    Error,
     PoolClosed,
     PoolOverloaded,
 )
@@ -75,6 +76,10 @@ class Pool:
             return await session.drive(session.raw.fetch(query, *args, record_class=record_class), timeout)  # type: ignore[union-attr]
         except ConnectionLost as loss:
             raise _told(record, loss) from loss.__cause__
+        except Exception as error:
+            if is_half_sent(error):
+                record.owe_sync()
+            raise
         finally:
             self._ledger.give_back(record, lease, trio.current_time())
 
@@ -88,6 +93,10 @@ class Pool:
             return await session.drive(session.raw.fetchrow(query, *args, record_class=record_class), timeout)  # type: ignore[union-attr]
         except ConnectionLost as loss:
             raise _told(record, loss) from loss.__cause__
+        except Exception as error:
+            if is_half_sent(error):
+                record.owe_sync()
+            raise
         finally:
             self._ledger.give_back(record, lease, trio.current_time())
 
@@ -99,6 +108,10 @@ class Pool:
             return await session.drive(session.raw.fetchval(query, *args, column=column), timeout)  # type: ignore[union-attr]
         except ConnectionLost as loss:
             raise _told(record, loss) from loss.__cause__
+        except Exception as error:
+            if is_half_sent(error):
+                record.owe_sync()
+            raise
         finally:
             self._ledger.give_back(record, lease, trio.current_time())
 
@@ -110,6 +123,10 @@ class Pool:
             return await session.drive(session.raw.execute(query, *args), timeout)  # type: ignore[union-attr]
         except ConnectionLost as loss:
             raise _told(record, loss) from loss.__cause__
+        except Exception as error:
+            if is_half_sent(error):
+                record.owe_sync()
+            raise
         finally:
             self._ledger.give_back(record, lease, trio.current_time())
 
@@ -121,6 +138,10 @@ class Pool:
             await session.drive(session.raw.executemany(command, args), timeout)  # type: ignore[union-attr]
         except ConnectionLost as loss:
             raise _told(record, loss) from loss.__cause__
+        except Exception as error:
+            if is_half_sent(error):
+                record.owe_sync()
+            raise
         finally:
             self._ledger.give_back(record, lease, trio.current_time())
 
@@ -144,14 +165,20 @@ class Pool:
         return Connection(record, self._patience)
 
     def checkin(self, conn: Connection) -> None:
-        """Give a connection back. Never waits; once its lease has ended, a no-op."""
+        """Give a connection back. Never waits; once its lease has ended, a no-op.
+
+        Raises `Error` for a connection that is not this pool's.
+        """
         if conn._live:
-            conn._end()
-            self._ledger.give_back(conn._record, conn._lease, trio.current_time())
+            self._check_own(conn)
+            now = trio.current_time()
+            conn._end_clean()
+            self._ledger.give_back(conn._record, conn._lease, now)
 
     def discard(self, conn: Connection) -> None:
-        """Give a connection back to be closed and replaced. Never waits; once its lease has ended, a no-op."""
+        """Give a connection back to be closed and replaced. Otherwise as `checkin`."""
         if conn._live:
+            self._check_own(conn)
             conn._end()
             self._ledger.discard(conn._record, conn._lease)
 
@@ -181,27 +208,30 @@ class Pool:
         that made it run again when `attempts` are used up or no connection can be had for another run, and what
         `acquire` raises when nothing ran at all.
         """
-        policy = Attempts(attempts, isolation, readonly, deferrable, self._limit_of(checkout_timeout), max_backoff)
+        limit = self._limit_of(checkout_timeout, "checkout_timeout")
+        policy = Attempts(attempts, isolation, readonly, deferrable, limit, max_backoff)
         return await run(self, fn, args, policy)
 
     # --- sight -------------------------------------------------------------------------------------------------------
 
     async def ready(self, connections: int = 1, timeout: float | None = None) -> None:
-        """Wait until that many connections are open.
+        """Wait until that many connections are open. It opens none itself: above `min_size` callers have to.
 
         Raises `CheckoutTimeout`, which gives the last failure to connect, after `timeout` seconds (None: no limit);
         `PoolClosed`; `ConfigurationError` for more than the pool may have.
         """
-        if not 1 <= connections <= self._actor.config.max_size:
-            raise ConfigurationError([f"connections: must be 1 to {self._actor.config.max_size}, got {connections!r}"])
-        with trio.move_on_after(math.inf if timeout is None else timeout) as scope:
-            await trio.lowlevel.checkpoint()
+        most = self._actor.config.max_size
+        if isinstance(connections, bool) or not isinstance(connections, int) or not 1 <= connections <= most:
+            raise ConfigurationError([f"connections: must be 1 to {most}, got {connections!r}"])
+        limit = self._limit_of(timeout)
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(math.inf if limit is None else limit):
             while self._ledger.idle + self._ledger.leased < connections:
                 self._check_open()
                 await self._actor.changed.wait()
-        if scope.cancelled_caught:
-            last = self._actor.last_failure
-            raise CheckoutTimeout(timeout or 0, self._situation(), last) from last
+            return
+        last = self._actor.last_failure
+        raise CheckoutTimeout(limit or 0, self._situation(), last) from last
 
     def statistics(self) -> PoolStatistics:
         """A snapshot, without waiting and without asking any server."""
@@ -259,11 +289,14 @@ class Pool:
                 await self._until(lambda: ledger.leased - self._settling() == 0)
         finally:
             actor.ref.cast(CloseLeased())
-            with trio.CancelScope(shield=True):
-                # Each connection's farewell is bounded, so this is.
-                await self._until(lambda: ledger.sockets == 0)
-            self._closed.set()
-            actor.stop()
+            try:
+                with trio.CancelScope(shield=True):
+                    # Each connection's farewell is bounded, so this is.
+                    await self._until(lambda: ledger.sockets == 0)
+            finally:
+                # After a KeyboardInterrupt too: whoever closes again must not wait for what nobody does any more.
+                self._closed.set()
+                actor.stop()
 
     async def __aenter__(self) -> Self:
         return self
@@ -312,7 +345,10 @@ class Pool:
         if isinstance(handed, Record):
             return handed
         if handed is not None:
-            raise handed
+            try:
+                raise handed
+            finally:
+                del handed  # its traceback holds this frame
         tally.checkout_timeouts += 1
         last = actor.last_failure
         raise CheckoutTimeout(limit or 0, self._situation(), last) from last
@@ -321,13 +357,17 @@ class Pool:
         if self._ledger.is_closed:
             raise PoolClosed
 
-    def _limit_of(self, timeout: float | _Default | None) -> float | None:
+    def _check_own(self, conn: Connection) -> None:
+        if not self._ledger.has(conn._record):
+            raise Error("this connection is not one of this pool's")
+
+    def _limit_of(self, timeout: float | _Default | None, name: str = "timeout") -> float | None:
         if isinstance(timeout, _Default):
             return self._limit
         if timeout is None:
             return None
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
-            raise ConfigurationError([f"timeout: must be a number of seconds, 0 or more, or None; got {timeout!r}"])
+            raise ConfigurationError([f"{name}: must be a number of seconds, 0 or more, or None; got {timeout!r}"])
         return None if timeout == math.inf else timeout
 
     def _situation(self) -> str:

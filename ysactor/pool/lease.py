@@ -56,6 +56,9 @@ class Acquire:
         loss = record.loss() if scope.cancel_called else None
         self._pool.checkin(conn)
         swallowed = scope.__exit__(kind, error, trace)
-        if loss is not None and scope.cancelled_caught:
-            raise loss from None
+        try:
+            if loss is not None and scope.cancelled_caught:
+                raise loss from None
+        finally:
+            del loss  # its traceback holds this frame
         return swallowed

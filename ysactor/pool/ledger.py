@@ -37,13 +37,17 @@ class Closer(Protocol):
 
 
 class Ledger:
-    """Who has what. `close` is told of every connection that the ledger gives up."""
+    """Who has what. `close` is told of every connection that the ledger gives up, and `spare` each time that one comes
+    to rest while there are more than the minimum."""
 
-    def __init__(self, *, min_size: int, max_size: int, close: Closer) -> None:
+    def __init__(
+        self, *, min_size: int, max_size: int, close: Closer, spare: Callable[[], None] = lambda: None
+    ) -> None:
         self.min_size = min_size
         self.max_size = max_size
         self._lifo = min_size != max_size
         self._close = close
+        self._spare = spare
         self._records: dict[int, Record] = {}
         self._idle: OrderedDict[int, Record] = OrderedDict()
         self.line: Line[Handed] = Line()
@@ -197,6 +201,10 @@ class Ledger:
     def find(self, number: int) -> Record | None:
         return self._records.get(number)
 
+    def has(self, record: Record) -> bool:
+        """Whether it is one of this ledger's; one that is gone may have been anybody's."""
+        return record.place is Place.GONE or self._records.get(record.number) is record
+
     def __iter__(self) -> Iterator[Record]:
         return iter(self._records.values())
 
@@ -257,6 +265,8 @@ class Ledger:
         record.idle_since = now
         self._leased -= 1
         self._idle[record.number] = record
+        if self._lifo and self.total > self.min_size:
+            self._spare()
 
     def _is_surplus(self, record: Record) -> bool:
         at = record.at

@@ -57,28 +57,31 @@ async def run(pool: Pool, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]
     retried: Exception | None = None
     attempt = 0
     stale = False
-    while True:
-        attempt += 1
-        try:
-            block = Acquire(pool, policy.checkout_limit)
-            conn = await block.__aenter__()
-        except Error:
-            if retried is not None:
-                # The function has run: what it met is the news, not that no other connection could be had.
-                raise retried from retried.__cause__
-            raise
-        if retried is not None:
-            tally.transactions_retried += 1
-        try:
-            return await _attempt(pool, block, conn, fn, args, policy)
-        except Exception as error:
-            if attempt >= policy.attempts or not (
-                _nothing_was_committed(error) or (is_stale_plan(error) and not stale)
-            ):
+    try:
+        while True:
+            attempt += 1
+            try:
+                block = Acquire(pool, policy.checkout_limit)
+                conn = await block.__aenter__()
+            except Error:
+                if retried is not None:
+                    # The function has run: what it met is the news, not that no other connection could be had.
+                    raise retried from retried.__cause__
                 raise
-            stale = is_stale_plan(error)
-            retried = error
-        await trio.sleep(retry_wait(attempt, policy.max_backoff, pool._actor.random()))
+            if retried is not None:
+                tally.transactions_retried += 1
+            try:
+                return await _attempt(pool, block, conn, fn, args, policy)
+            except Exception as error:
+                if attempt >= policy.attempts or not (
+                    _nothing_was_committed(error) or (is_stale_plan(error) and not stale)
+                ):
+                    raise
+                stale = is_stale_plan(error)
+                retried = error
+            await trio.sleep(retry_wait(attempt, policy.max_backoff, pool._actor.random()))
+    finally:
+        del retried  # its traceback holds this frame
 
 
 async def _attempt(

@@ -13,8 +13,8 @@ import asyncpg
 import trio
 
 from ...config import Config, Tls
-from ...secret import Plain, Secret
 from ...servers import HostPort
+from ..password import password_of
 from ..protocol import ConnectFailure, Phase
 from .dialling import Peer, TlsParts, in_words
 from .loop import Loop, Spawn
@@ -43,7 +43,7 @@ async def start_up(
     peer = _peer(sock, host, Tls() if parts is None else config.tls)
     connected = loop.create_future()
     # The password is in no local variable from here on: a traceback that prints locals would show it.
-    wire, forget = _begin(connected, loop, host, config, await _password(config.password_for(host)))
+    wire, forget = _begin(connected, loop, host, config, await password_of(config, host))
     try:
         transport.join(wire)
         await _until(transport, wire, connected)
@@ -78,29 +78,6 @@ def _begin(
 ) -> tuple[Wire, Callable[[], None]]:
     record_class = config.asyncpg_options.get("record_class", asyncpg.Record)
     return new_wire(tuple(host), connected, _parameters(config, password), record_class, loop)
-
-
-async def _password(secret: Secret | None) -> str | None:
-    if secret is None:
-        return None
-    try:
-        revealed = await secret.reveal()
-    except Exception as error:
-        raise ConnectFailure(Phase.LOGIN, f"the password function raised {type(error).__name__}") from error
-    text = _text(revealed)
-    del revealed
-    if text is None:  # raised here, since the decoder's error would hold the whole password
-        raise ConnectFailure(Phase.LOGIN, "the password is not UTF-8")
-    return text
-
-
-def _text(password: Plain) -> str | None:
-    try:
-        text = password.decode() if isinstance(password, bytes) else password
-        text.encode()
-    except UnicodeError:
-        return None
-    return text
 
 
 def _parameters(config: Config, password: str | None) -> Any:

@@ -1,0 +1,38 @@
+"""Instructions for one operation, by valgrind: slow, and the same on a busy machine as on a quiet one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+
+from integration.bench.environments import Python
+from integration.bench.job import Job
+from integration.bench.rounds import ContenderFailed, start
+
+_FEW, _MANY = 1_000, 3_000
+_PATIENCE = 600.0
+_COUNT = re.compile(r"refs:\s+([\d,]+)|Collected\s*:\s*(\d+)")
+
+
+def instructions(python: Python, job: Job) -> float:
+    """Executed by the client for one operation: of two runs the difference, in which starting up is not.
+
+    Raises `ContenderFailed`, also where there is no valgrind.
+    """
+    if shutil.which("valgrind") is None:
+        raise ContenderFailed("valgrind is not installed")
+    few, many = (_collected(python, replace(job, mode="count", operations=count)) for count in (_FEW, _MANY))
+    return (many[0] - few[0]) / (many[1] - few[1])
+
+
+def _collected(python: Python, job: Job) -> tuple[int, int]:
+    """Instructions of a whole run, and its operations."""
+    wrapper: Sequence[str] = ("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null")
+    done = start(python, job, wrapper, patience=_PATIENCE)
+    found = _COUNT.search(done.stderr)
+    if found is None:
+        raise ContenderFailed("valgrind did not say how many instructions there were")
+    return int((found[1] or found[2]).replace(",", "")), round(json.loads(done.stdout.splitlines()[-1])["operations"])
