@@ -109,8 +109,9 @@ async def idle_with_timers(pool: ysactor.Pool) -> Mapping[str, Any]:
 
 async def idle_without(pool: ysactor.Pool) -> Mapping[str, Any]:
     """An idle connection, and the system's own timers, which are hours."""
+    server = await pool.fetchval("SHOW tcp_keepalives_idle")
     silence()
-    return {"found after": await lost_within(pool, 4), "idle": pool.statistics().idle}
+    return {"found after": await lost_within(pool, 4), "idle": pool.statistics().idle, "the server's": server}
 
 
 async def used_without(pool: ysactor.Pool) -> Mapping[str, Any]:
@@ -179,7 +180,7 @@ class Case:
 
 CASES: Mapping[str, Case] = {
     "idle_with_timers": Case(idle_with_timers, TIMERS),
-    "idle_without": Case(idle_without),
+    "idle_without": Case(idle_without, options={"server_settings": {"tcp_keepalives_idle": "60"}}),
     "used_without": Case(used_without),
     "used_and_given_up": Case(used_and_given_up, {"tcp_retries2": 2}),
     "waiting_with_timers": Case(waiting_with_timers, TIMERS),

@@ -125,17 +125,23 @@ async def test_a_cancellation_just_about_commit_is_before_it_or_after_it(
     """C25, 200 rounds at random times: what the pool counts as committed is there, and all the rest is not."""
     rng = random.Random(25)
     returned: list[int] = []
+    usual = 0.0
     async with open_case(slow_commit, transport, pool_size=4) as case:
 
         async def client(first: int) -> None:
             for number in range(first, first + 50):
-                with trio.move_on_after(rng.uniform(0, 0.012)):
+                with trio.move_on_after(rng.uniform(0, 2 * usual)):
                     returned.append(await case.pool.transaction(_note, number))
 
         async def _note(conn: ysactor.Connection, number: int) -> int:
             await conn.execute("INSERT INTO notes(id, n) VALUES ($1, $2)", number, -number)
             return number
 
+        await case.pool.ready(4)
+        started = trio.current_time()
+        returned += [await case.pool.transaction(_note, number) for number in range(10)]
+        # Four clients on a machine that one client keeps busy.
+        usual = 4 * (trio.current_time() - started) / 10
         async with trio.open_nursery() as nursery:
             for index in range(4):
                 nursery.start_soon(client, 1000 * (index + 1))
@@ -143,7 +149,7 @@ async def test_a_cancellation_just_about_commit_is_before_it_or_after_it(
         there = {int(value or 0) for (value,) in slow_commit.server.sql("select id from notes")}
         assert set(returned) <= there
         assert len(there) == case.pool.statistics().transactions_committed
-        assert 20 < len(there) < 195
+        assert 10 + 5 < len(there) < 10 + 195, "some were in time and some were not"
 
 
 @on_both_transports
@@ -163,7 +169,7 @@ async def test_a_commit_that_gets_no_answer_within_its_grace_is_reported_as_unkn
         try:
             with pytest.raises(ysactor.CommitOutcomeUnknown) as caught, trio.move_on_after(0.1):
                 await case.pool.transaction(fn)
-            assert 2.0 <= trio.current_time() - started < 3.0
+            assert 2.0 <= trio.current_time() - started < 3.5
             assert isinstance(caught.value.__cause__, ysactor.ConnectionLost)
             assert case.pool.statistics().commits_unknown == 1
             # A fresh connection is there although the old session still is.

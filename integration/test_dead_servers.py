@@ -50,7 +50,7 @@ async def test_a_frozen_backend_holds_up_neither_its_caller_nor_the_pool_nor_its
                 if how == "cancelled":
                     await trio.sleep_forever()
             assert scope.cancelled_caught == (how == "cancelled")
-            assert LIMIT * 0.9 < trio.current_time() - started < LIMIT + 0.3
+            assert LIMIT * 0.9 < trio.current_time() - started < LIMIT + 0.7
             assert await pool.fetchval("SELECT 'others go on'") == "others go on"
             await until(lambda: pool.statistics().idle == 2, lambda: f"it is replaced: {pool.statistics()}")
             reason = "socket_timeout" if how == "socket_timeout" else "unsettled"
@@ -84,10 +84,10 @@ async def test_a_first_host_that_accepts_and_never_answers_does_not_use_up_the_t
             started = trio.current_time()
             async with pool.acquire() as conn:
                 assert conn.server.host == three_zones.members[1].host
-                assert 0.45 < trio.current_time() - started < 1.0
+                assert 0.45 < trio.current_time() - started < 2.0
                 started = trio.current_time()
                 async with pool.acquire(), pool.acquire(), pool.acquire():
-                    assert trio.current_time() - started < 0.3
+                    assert trio.current_time() - started < 0.45
             assert [str(one) for one in pool.cluster.info().failed] == [str(three_zones.members[0])]
     finally:
         await three_zones.thaw(0)
@@ -135,7 +135,7 @@ async def test_a_slow_name_server_counts_against_the_limit_and_blocks_nobody(thr
     async with open_case(three_zones, dsn=dsn, pool_size=2, connect_timeout=0.4) as case:
         started = trio.current_time()
         assert await case.pool.fetchval("SELECT 1") == 1
-        assert 0.35 < trio.current_time() - started < 1.0
+        assert 0.35 < trio.current_time() - started < 2.0
         assert [str(one) for one in case.pool.cluster.info().failed] == ["slow.invalid:5433"]
 
 

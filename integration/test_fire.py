@@ -256,7 +256,7 @@ async def test_writes_go_on_on_the_standby_that_is_promoted(
             first = next(when for when in book.done_at if when > killed)
             record_property("write_gap_s", round(first - killed, 3))
             # A pool that could open nothing knocks again every 2.2 seconds at most.
-            assert first - promoted < 2.5
+            assert first - promoted < 3.5
             writers.stop.set()
         await case.at_rest()
         assert pool.statistics().by_host == {str(bed.members[1]): 5}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import os
 import pickle
 import ssl
 import traceback
@@ -43,8 +44,8 @@ from ysactor.testing.proxy import open_fault_proxy
 
 MARK = "SENTI" + "NEL"
 """In every planted secret. Put together here, so that no line of this file that a traceback shows holds it."""
-RIGHT = f"{MARK}-right"
-WRONG = f"{MARK}-wrong"
+RIGHT = f"{MARK}-right-é"
+WRONG = f"{MARK}-wrong-é"
 PATIENCE = 30.0
 
 
@@ -306,6 +307,11 @@ def _passfile(password: str, host: str, port: int, directory: Path) -> tuple[str
     return f"postgresql://{host}:{port}/yugabyte?passfile={file}", {}
 
 
+def _environment(password: str, host: str, port: int, _: Path) -> tuple[str | None, dict[str, Any]]:
+    os.environ["PGPASSWORD"] = password
+    return f"postgresql://{host}:{port}/yugabyte", {}
+
+
 GIVEN: dict[str, Given] = {
     "text": _keyword(str),
     "bytes": _keyword(str.encode),
@@ -314,6 +320,7 @@ GIVEN: dict[str, Given] = {
     "DSN": _in_dsn,
     "query string": _in_query,
     "password file": _passfile,
+    "environment": _environment,
 }
 
 
@@ -374,7 +381,15 @@ def driver(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=GIVEN)
-def scene(request: pytest.FixtureRequest, search: Search, server: PostgresServer, driver: str, tmp_path: Path) -> Scene:
+def scene(
+    request: pytest.FixtureRequest,
+    search: Search,
+    server: PostgresServer,
+    driver: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Scene:
+    monkeypatch.setenv("PGPASSWORD", "")  # counts as not set, and what is put there is gone after the test
     return Scene(search, server, driver, GIVEN[request.param], tmp_path)
 
 

@@ -12,7 +12,7 @@ from integration.bench.environments import Python
 from integration.bench.job import Job
 from integration.bench.rounds import ContenderFailed, start
 
-_FEW, _MANY = 1_000, 3_000
+_FEW, _MANY = 1_000, 6_000
 _PATIENCE = 600.0
 _COUNT = re.compile(r"refs:\s+([\d,]+)|Collected\s*:\s*(\d+)")
 
@@ -30,7 +30,13 @@ def instructions(python: Python, job: Job) -> float:
 
 def _collected(python: Python, job: Job) -> tuple[int, int]:
     """Instructions of a whole run, and its operations."""
-    wrapper: Sequence[str] = ("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null")
+    wrapper: Sequence[str] = (
+        "env",
+        "PYTHONHASHSEED=0",  # or the order of things in sets, and so the count, differs from run to run
+        "valgrind",
+        "--tool=callgrind",
+        "--callgrind-out-file=/dev/null",
+    )
     done = start(python, job, wrapper, patience=_PATIENCE)
     found = _COUNT.search(done.stderr)
     if found is None:

@@ -15,11 +15,12 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from ysactor.cluster.listing import parse
-from ysactor.cluster.messages import Failure, Listing, NoListing, NotYugabyte, Nowhere
+from ysactor.cluster.messages import Discovered, Failure, Listing, NoListing, NotYugabyte, Nowhere
 from ysactor.cluster.opening import _failed, _nowhere
 from ysactor.cluster.state import ClusterState
 from ysactor.config import Config
 from ysactor.errors import ConnectFailed, NoNodeAvailable
+from ysactor.options.placement import load_balance, topology_keys
 from ysactor.policy.addresses import Choice, dialled
 from ysactor.servers import HostPort, Kind, Server
 
@@ -88,17 +89,12 @@ def decode(choices: Choices) -> Case:
     hosts = _hosts(choices, listed)
     keys = ",".join(_keys(choices))
     keys_only = choices.below(2) == 1
-    config = Config.of(
-        None,
-        {
-            "hosts": hosts,
-            "load_balance": mode,
-            "topology_keys": keys,
-            "fallback_to_topology_keys_only": keys_only,
-            "user": "app",
-            "password": "none",
-        },
-        environ={},
+    # By the readers of these options, which is quicker than reading all of them.
+    config = Config(
+        hosts=tuple(HostPort(*host) for host in hosts),
+        load_balance=load_balance(mode),
+        topology_keys=topology_keys(keys),
+        fallback_to_topology_keys_only=keys_only,
     )
     discovered = rows if course.startswith("listed") and mode is not False else []
     if course == "listed twice" and mode is not False and not rows:
@@ -119,7 +115,8 @@ def decode(choices: Choices) -> Case:
     )
     state = ClusterState(config)
     state.start(0.0)
-    _discover(state, course, rows, hosts, choices) if mode is not False else None
+    if mode is not False:
+        _discover(state, course, rows, hosts)
     for at, kind in kinds.items():
         state.open_failed(state._ledger.reserve(Server(*at)), _failure(kind), 1.0)
     for at, count in load.items():
@@ -164,21 +161,29 @@ def _keys(choices: Choices) -> Iterator[str]:
         yield place if level == 0 else "" if level == 11 else f"{place}:{level}"
 
 
-def _discover(
-    state: ClusterState, course: str, rows: Sequence[Row], hosts: Sequence[Address], choices: Choices
-) -> None:
+def _discover(state: ClusterState, course: str, rows: Sequence[Row], hosts: Sequence[Address]) -> None:
     by = HostPort(*hosts[0])
-    listing, earlier = (Listing(by, dialled(parse(each)[0], Choice().column), Choice()) for each in (rows, EARLIER))
-    first: dict[str, list[Any]] = {
-        "listed": [listing],
-        "listed twice": [earlier, listing],
-        "listed, then none": [listing, Listing(by, (), Choice())],
-        "listed, then lost": [listing, NoListing("lost")],
-        "none": [Listing(by, (), Choice())],
-        "failed": [NoListing("failed")],
-        "postgresql": [NotYugabyte(by)],
-    }
-    for result in first[course]:
+
+    def listing(rows: Sequence[Row]) -> Listing:
+        return Listing(by, dialled(parse(rows)[0], Choice().column), Choice())
+
+    results: list[Discovered] = []
+    match course:
+        case "listed":
+            results = [listing(rows)]
+        case "listed twice":
+            results = [listing(EARLIER), listing(rows)]
+        case "listed, then none":
+            results = [listing(rows), listing(())]
+        case "listed, then lost":
+            results = [listing(rows), NoListing("lost")]
+        case "none":
+            results = [listing(())]
+        case "failed":
+            results = [NoListing("failed")]
+        case "postgresql":
+            results = [NotYugabyte(by)]
+    for result in results:
         state.refresh_asked(0.0)
         state.discovery_ended(result, 0.0)
 

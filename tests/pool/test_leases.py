@@ -519,6 +519,20 @@ async def test_listeners_end_with_their_lease_on_the_server_too(world: FakeClust
         assert pool.statistics().connections_closed == {}
 
 
+async def test_what_is_tidied_up_after_a_lease_was_not_cancelled(world: FakeCluster, open_pool: OpenPool) -> None:
+    """So a `cancel_timeout` of 0 does not close it."""
+    world.answer("BAD", ValueError("the argument does not fit"))
+    async with open_pool(pool_size=1, cancel_timeout=0) as pool:
+        with pytest.raises(ValueError, match="does not fit"):
+            await pool.execute("BAD")
+        async with pool.acquire() as conn:
+            await conn.add_listener("news", print)
+            with pytest.raises(ValueError, match="does not fit"):
+                await conn.execute("BAD")
+        assert await pool.fetchval("SELECT 1") == 1
+        assert pool.statistics().connections_closed == {}
+
+
 async def test_a_connection_that_listens_inside_a_transaction_is_closed_as_any_other(open_pool: OpenPool) -> None:
     async with open_pool(pool_size=1) as pool:
         async with pool.acquire() as conn:

@@ -30,6 +30,7 @@ from .messages import (
     Undo,
     Unlisten,
 )
+from .record import SYNC
 
 if TYPE_CHECKING:
     from ..actor import Inbox, Ref
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from .record import Record
 
 FAREWELL = 1.0
-"""Seconds a server is given to close its end, or to take a cancel request, before the socket is closed regardless."""
+"""Seconds a server is given to close its end, or to take a cancel request, before the socket is closed regardless; and
+to tidy up after a lease where `cancel_timeout` is 0."""
 
 COMMIT_GRACE = 2.0
 """Seconds a COMMIT may go on after its caller was cancelled, or its pool closed, before its outcome is given up as
@@ -126,6 +128,8 @@ async def _serve(
     record: Record, session: Session, inbox: Inbox[ConnectionMessage], pool: Ref[ConnectionEvent], config: Config
 ) -> str:
     """Until the connection ends; the word for why."""
+    # A `cancel_timeout` of 0 closes what was cancelled, not what was given back in peace.
+    tidying = config.cancel_timeout or FAREWELL
     async for message in inbox:
         match message:
             case Settle():
@@ -134,12 +138,12 @@ async def _serve(
                     return "unsettled"
                 _free(record, pool, inbox)
             case Undo(sql):
-                if not await undo(session, sql, config.cancel_timeout):
+                if not await undo(session, sql, tidying if sql == SYNC else config.cancel_timeout):
                     record.end("its transaction could not be rolled back in time")
                     return "unsettled"
                 _free(record, pool, inbox)
             case Unlisten(listeners):
-                if not await _unlisten(session, listeners, config.cancel_timeout):
+                if not await _unlisten(session, listeners, tidying):
                     record.end("its listeners could not be taken off in time")
                     return "unsettled"
                 _free(record, pool, inbox)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from ..driver.protocol import Status
 from ..errors import CommitOutcomeUnknown, ConnectionLost, LeaseEnded, PoolClosed
 from ..servers import Server
+from .limits import seconds
 from .record import SYNC, is_half_sent
 from .statements import CursorFactory, PreparedStatement
 from .transaction import Transaction
@@ -273,6 +274,12 @@ class Connection:
 
     async def _run(self, call: Coroutine[Any, Any, T], timeout: float | None) -> T:
         record = self._record
+        if timeout is not None:
+            try:
+                timeout = seconds(timeout)
+            except BaseException:
+                call.close()
+                raise
         if record.gate is not None:
             try:
                 await self._ready()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 import trio
 
 from ..connection.handle import Connection
+from ..connection.limits import seconds
 from ..connection.record import Place, Record, is_half_sent
 from ..errors import (
     CheckoutTimeout,
@@ -40,6 +41,9 @@ class _Default:
 DEFAULT: Final = _Default()
 """Stands for the pool's own `checkout_timeout`."""
 
+_TURNS = 64
+"""A checkout that need not wait is a checkpoint once in so many times: one each time costs 3 µs, more than all else."""
+
 
 class Pool:
     """Connections to a cluster, spread over its servers and kept open; made by `open_pool`.
@@ -56,6 +60,7 @@ class Pool:
         self._cluster = cluster
         self._closing = False
         self._closed = trio.Event()
+        self._turns = 0
 
     # --- single statements -------------------------------------------------------------------------------------------
 
@@ -70,80 +75,25 @@ class Pool:
         `NoNodeAvailable` if nothing ran; `TimeoutError` past `timeout`; `ConnectionLost` if the connection ended, in
         which case the statement may or may not have been carried out; the server's errors, as asyncpg's classes.
         """
-        record = self._ledger.take(trio.current_time()) or await self._wait(self._limit)
-        lease, session = record.lease, record.session
-        try:
-            return await session.drive(session.raw.fetch(query, *args, record_class=record_class), timeout)  # type: ignore[union-attr]
-        except ConnectionLost as loss:
-            raise _told(record, loss) from loss.__cause__
-        except Exception as error:
-            if is_half_sent(error):
-                record.owe_sync()
-            raise
-        finally:
-            self._ledger.give_back(record, lease, trio.current_time())
+        return await self._statement(lambda raw: raw.fetch(query, *args, record_class=record_class), timeout)
 
     async def fetchrow(
         self, query: str, *args: Any, timeout: float | None = None, record_class: type | None = None
     ) -> Any:
         """The first row of one statement, or None; otherwise as `fetch`."""
-        record = self._ledger.take(trio.current_time()) or await self._wait(self._limit)
-        lease, session = record.lease, record.session
-        try:
-            return await session.drive(session.raw.fetchrow(query, *args, record_class=record_class), timeout)  # type: ignore[union-attr]
-        except ConnectionLost as loss:
-            raise _told(record, loss) from loss.__cause__
-        except Exception as error:
-            if is_half_sent(error):
-                record.owe_sync()
-            raise
-        finally:
-            self._ledger.give_back(record, lease, trio.current_time())
+        return await self._statement(lambda raw: raw.fetchrow(query, *args, record_class=record_class), timeout)
 
     async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """One column of the first row, or None if there is no row; otherwise as `fetch`."""
-        record = self._ledger.take(trio.current_time()) or await self._wait(self._limit)
-        lease, session = record.lease, record.session
-        try:
-            return await session.drive(session.raw.fetchval(query, *args, column=column), timeout)  # type: ignore[union-attr]
-        except ConnectionLost as loss:
-            raise _told(record, loss) from loss.__cause__
-        except Exception as error:
-            if is_half_sent(error):
-                record.owe_sync()
-            raise
-        finally:
-            self._ledger.give_back(record, lease, trio.current_time())
+        return await self._statement(lambda raw: raw.fetchval(query, *args, column=column), timeout)
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run one statement (several without arguments); the server's tag of the last; otherwise as `fetch`."""
-        record = self._ledger.take(trio.current_time()) or await self._wait(self._limit)
-        lease, session = record.lease, record.session
-        try:
-            return await session.drive(session.raw.execute(query, *args), timeout)  # type: ignore[union-attr]
-        except ConnectionLost as loss:
-            raise _told(record, loss) from loss.__cause__
-        except Exception as error:
-            if is_half_sent(error):
-                record.owe_sync()
-            raise
-        finally:
-            self._ledger.give_back(record, lease, trio.current_time())
+        return await self._statement(lambda raw: raw.execute(query, *args), timeout)
 
     async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
         """Run a statement once for each sequence of arguments, all or nothing; otherwise as `fetch`."""
-        record = self._ledger.take(trio.current_time()) or await self._wait(self._limit)
-        lease, session = record.lease, record.session
-        try:
-            await session.drive(session.raw.executemany(command, args), timeout)  # type: ignore[union-attr]
-        except ConnectionLost as loss:
-            raise _told(record, loss) from loss.__cause__
-        except Exception as error:
-            if is_half_sent(error):
-                record.owe_sync()
-            raise
-        finally:
-            self._ledger.give_back(record, lease, trio.current_time())
+        await self._statement(lambda raw: raw.executemany(command, args), timeout)
 
     # --- leases ------------------------------------------------------------------------------------------------------
 
@@ -314,15 +264,40 @@ class Pool:
 
     # --- for this package --------------------------------------------------------------------------------------------
 
+    async def _statement(self, make: Callable[[Any], Coroutine[Any, Any, T]], timeout: float | None) -> T:
+        """One statement on whichever connection is free; `make` builds asyncpg's call once there is one."""
+        if timeout is not None:
+            timeout = seconds(timeout)
+        ledger = self._ledger
+        record = ledger.take(trio.current_time()) or await self._wait(self._limit)
+        lease, session = record.lease, record.session
+        assert session is not None, "bug: a connection was handed out that was never open"
+        try:
+            return await session.drive(make(session.raw), timeout)
+        except ConnectionLost as loss:
+            raise _told(record, loss) from loss.__cause__
+        except Exception as error:
+            if is_half_sent(error):
+                record.owe_sync()
+            raise
+        finally:
+            ledger.give_back(record, lease, trio.current_time())
+
     async def _take(self, limit: float | None) -> Record:
         """A connection, leased to the caller."""
         await trio.lowlevel.checkpoint_if_cancelled()
+        self._turns += 1
+        if not self._turns % _TURNS:
+            # A caller that takes and gives back without ever waiting must let others run all the same.
+            await trio.lowlevel.checkpoint()
         return self._ledger.take(trio.current_time()) or await self._wait(limit)
 
     async def _wait(self, limit: float | None) -> Record:
         """Stand in line. What is received is leased already, so nothing may be awaited between here and its holder."""
-        self._check_open()
         ledger, tally, actor = self._ledger, self._actor.tally, self._actor
+        if ledger.is_closed:
+            tally.checkouts_refused += 1
+            raise PoolClosed
         most = actor.config.max_waiting
         if most is not None and ledger.waiting >= most:
             tally.checkouts_refused += 1
@@ -364,11 +339,7 @@ class Pool:
     def _limit_of(self, timeout: float | _Default | None, name: str = "timeout") -> float | None:
         if isinstance(timeout, _Default):
             return self._limit
-        if timeout is None:
-            return None
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
-            raise ConfigurationError([f"{name}: must be a number of seconds, 0 or more, or None; got {timeout!r}"])
-        return None if timeout == math.inf else timeout
+        return seconds(timeout, name)
 
     def _situation(self) -> str:
         s = self.statistics()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from ..connection.transaction import begin_statement
-from ..errors import CommitOutcomeUnknown, ConfigurationError, Error, Rollback
+from ..errors import CommitOutcomeUnknown, ConfigurationError, Error, Rollback, TransactionEnded
 from ..policy.backoff import retry_wait
 from ..policy.classify import classify, is_drivers, is_stale_plan
 from .lease import Acquire
@@ -109,6 +109,8 @@ async def _attempt(
     except CommitOutcomeUnknown:
         tally.commits_unknown += 1
         raise
+    except TransactionEnded:
+        raise  # nobody knows what the function itself did
     except BaseException:
         tally.transactions_rolled_back += 1
         raise
