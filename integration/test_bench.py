@@ -110,8 +110,8 @@ def test_the_report_says_what_was_measured_and_what_was_not(tmp_path):
     )
     page, data, plot = report.write(tmp_path, results, judge(results, TARGETS, VERSION, "unix"), facts)
     text = page.read_text()
-    assert "| asyncpg.Pool on asyncio | 0.55 | 0.40 | met |" in text
-    assert "| triopg | 0.08 | - | not measured |" in text
+    assert "| asyncpg.Pool on asyncio | 0.55 | 0.40 | met | 0.39 |" in text
+    assert "| triopg | 0.08 | - | not measured |  |" in text
     assert "could not be <installed>" in text
     assert "not to be quoted" in text
     assert len(json.loads(data.read_text())["targets"]) == len(TARGETS)

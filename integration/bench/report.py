@@ -83,12 +83,13 @@ def _head(facts: Circumstances) -> Iterator[str]:
 
 def _targets(outcomes: Sequence[Outcome], python: str) -> Iterator[str]:
     yield f"\n## Targets, Python {python}\n"
-    yield "| work | against | at most | measured | |"
-    yield "|---|---|---|---|---|"
+    yield "| work | against | at most | measured | | CPU alone |"
+    yield "|---|---|---|---|---|---|"
     for one in outcomes:
         target = one.target
         figures = f"{wording.limit(target)} | {wording.of_target(target, one.measured)}"
-        yield f"| {target.title} | {target.against or 'absolute'} | {figures} | {one.standing} |"
+        cpu = "" if one.cpu is None else wording.ratio(one.cpu.median)
+        yield f"| {target.title} | {target.against or 'absolute'} | {figures} | {one.standing} | {cpu} |"
 
 
 def _work(results: Results, task: Work) -> Iterator[str]:

@@ -66,6 +66,8 @@ class Outcome:
     python: str
     measured: Spread | None
     standing: Standing
+    cpu: Spread | None = None
+    """The same ratio of the client's CPU, where that of wall time is judged: on a busy machine the steadier."""
 
 
 def judge(results: Results, targets: Sequence[Target], python: str, transport: TransportName) -> list[Outcome]:
@@ -75,11 +77,13 @@ def judge(results: Results, targets: Sequence[Target], python: str, transport: T
 
 def _judged(results: Results, target: Target, python: str, transport: TransportName) -> Outcome:
     cell = Cell(python, transport, target.work, OURS)
+    cpu: Spread | None = None
     if target.other is None:
         measured = results.spread(cell, target.metric)
     else:
         other = Cell(python, transport, target.other_work or target.work, target.other)
         measured = results.ratio(cell, target.metric, other)
+        cpu = results.ratio(cell, "cpu", other) if target.metric == "wall" else None
     if measured is None:
         return Outcome(target, python, None, "not measured")
-    return Outcome(target, python, measured, "met" if measured.median <= target.at_most else "missed")
+    return Outcome(target, python, measured, "met" if measured.median <= target.at_most else "missed", cpu)

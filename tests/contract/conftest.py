@@ -110,8 +110,8 @@ class World:
             await trio.sleep(0.002)
 
     async def until_executing(self, session):
-        """Wait until the server is running a statement of this session."""
-        await self.until(lambda: self.activity().get(session.pid) == "active")
+        """Wait until the server is in a pg_sleep() of this session; it is called active while it prepares, too."""
+        await self.until(lambda: self.is_asleep(session.pid))
 
 
 class FakeWorld(World):
@@ -123,6 +123,9 @@ class FakeWorld(World):
     def activity(self):
         shown = (*self.server.sessions, *self.server.orphans)
         return {view.pid: view.state for view in shown if view.application_name == self.config.application_name}
+
+    def is_asleep(self, pid):
+        return self.activity().get(pid) == "active"
 
     def kill(self, session):
         self.server.kill_sessions(lambda view: view.pid == session.pid)
@@ -150,6 +153,9 @@ class RealWorld(World):
         name = self.config.application_name
         rows = self.server.sql(f"select pid, state from pg_stat_activity where application_name = '{name}'")
         return {int(pid): state for pid, state in rows}
+
+    def is_asleep(self, pid):
+        return self.server.sql(f"select from pg_stat_activity where pid = {pid} and wait_event = 'PgSleep'") != []
 
     def kill(self, session):
         self.server.sql(f"select pg_terminate_backend({session.pid})")
