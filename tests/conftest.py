@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -22,6 +23,12 @@ def run_in_virtual_time(main: Callable[[], Awaitable[None]], *, clock: object = 
             await main()
 
     trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0), instruments=instruments)
+
+
+def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts its background jobs so, and tests of KeyboardInterrupt would wait for one in vain.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
