@@ -106,6 +106,9 @@ class Bench:
                     print(f"{cell.work}/{cell.contender}, Python {cell.python}: {failure}")
                     continue
                 print(f"== {cell.work}/{cell.contender}, {cell.transport}, Python {cell.python}")
+                if "operations" not in metrics:
+                    print("this work is no loop of operations, and is not profiled")
+                    continue
                 print(profiling.describe(path, metrics))
         return 0
 

@@ -33,6 +33,9 @@ _OVER = (asyncpg.InterfaceError, asyncpg.InternalClientError, asyncpg.PostgresEr
 
 _FOREVER = float("inf")
 
+_PATIENCE = 0.1
+"""Seconds that a server is given to carry out a cancel request before it is sent another one."""
+
 
 class _Stage(Enum):
     IDLE = "idle"
@@ -294,12 +297,36 @@ class NativeSession:
             sent, loop.cancel_sent = loop.cancel_sent, None
             if not sent.done():
                 sent.set_result(None)
-        while is_cancelling(wire):
-            await run(self._link, wait_for_cancellation(wire))
+        answered = trio.Event()
+        failure: BaseException | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask_again, answered)
+            try:
+                while is_cancelling(wire):
+                    await run(self._link, wait_for_cancellation(wire))
+            except (asyncio.CancelledError, *_OVER) as error:
+                failure = error  # it leaves by itself, not in the nursery's group
+            answered.set()
+        if failure is not None:
+            raise failure
         # A signal may still be on its way to the process, through a pooler for instance: let it hit this. It takes no
         # snapshot, and any error that answers it will do. (asyncpg cannot read the answer to an empty query.)
         with suppress(asyncpg.PostgresError):
             await run(self._link, wire.query("SHOW transaction_read_only", None))
+
+    async def _ask_again(self, answered: trio.Event) -> None:
+        """Repeat the request while the statement runs on: one that overtakes its statement finds nothing to cancel.
+
+        It can't hit anything later: the session is not used before the server has closed each request's connection.
+        """
+        wire = self._link.wire
+        while True:
+            with trio.move_on_after(_PATIENCE):
+                await answered.wait()
+            if answered.is_set():
+                return
+            with suppress(ConnectFailure, OSError):
+                await send_cancel(self._peer, self._host, wire.backend_pid, wire.backend_secret)
 
     @enable_ki_protection
     async def close(self, timeout: float) -> None:
