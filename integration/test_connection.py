@@ -657,3 +657,23 @@ async def test_dropping_everything_in_the_middle_is_silent(
         await case.at_rest()
     gc.collect()
     assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
+
+
+@pytest.mark.parametrize("transport", ["native", "trio_asyncio"])
+async def test_no_later_holder_acts_as_somebody_else(shared_data: SharedData, transport: Transport) -> None:
+    """C56: of what a lease changes in the session, the role is undone; the rest stays, as the guide says."""
+    async with open_case(shared_data, transport, pool_size=1) as case:
+        pool = case.pool
+        me = await pool.fetchval("SELECT current_user")
+        for change in ("SET ROLE app", "SET SESSION AUTHORIZATION app"):
+            async with pool.acquire() as conn:
+                pid = conn.get_server_pid()
+                await conn.execute(change)
+                await conn.execute("SET work_mem = '77kB'")
+                assert await conn.fetchval("SELECT current_user") == "app"
+            async with pool.acquire() as conn:
+                assert conn.get_server_pid() == pid
+                assert await conn.fetchval("SELECT current_user") == me
+                assert await conn.fetchval("SHOW work_mem") == "77kB"
+            await pool.execute(change)
+            assert await pool.fetchval("SELECT current_user") == me

@@ -170,7 +170,7 @@ class TransactionAborted(Error):
     __module__ = "ysactor"
 
     def __init__(self) -> None:
-        super().__init__("a statement had failed inside the transaction, so the server rolled it back")
+        super().__init__("a statement had failed, or was left, inside the transaction, so the server rolled it back")
 
 
 class TransactionEnded(Error):

@@ -38,7 +38,7 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
     )
     parser.add_argument("mode", nargs="?", choices=["run", "profile", "instructions"], default="run")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the report goes (default: a new directory)")
-    parser.add_argument("--rounds", type=_count, metavar="N", help="5 by default, 2 with --quick")
+    parser.add_argument("--rounds", type=_count, metavar="N", help="4 by default, 2 with --quick")
     parser.add_argument("--quick", action="store_true", help="short measurements, to see that everything works")
     parser.add_argument("--only", action="append", metavar="WORK/CONTENDER", help="patterns with * and ?; repeatable")
     parser.add_argument("--python", nargs="+", metavar="PATH", help="interpreters (default: this one)")
@@ -49,7 +49,7 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
     return Arguments(
         mode=found.mode,
         out=found.out,
-        rounds=found.rounds or (2 if found.quick else 5),
+        rounds=found.rounds or (2 if found.quick else 4),
         quick=found.quick,
         only=tuple(found.only or ()),
         pythons=tuple(found.python or [sys.executable]),

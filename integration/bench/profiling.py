@@ -23,7 +23,8 @@ def describe(path: Path, metrics: Metrics) -> str:
     total = sum(own for _, _, own, _, _ in functions.values())
     per = f"{metrics['wall'] * 1e6:.1f} µs wall, {metrics['cpu'] * 1e6:.1f} µs CPU"
     lines = [
-        f"{count:.0f} operations; without the profiler {per} each; under it {total / count * 1e6:.1f} µs each",
+        f"{count:.0f} operations; without the profiler {per} for one (for a MB of COPY)",
+        f"under the profiler {total / count * 1e6:.1f} µs for one",
         "",
         "own time by whose code it is",
         *_owners(functions, total),

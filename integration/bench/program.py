@@ -67,7 +67,7 @@ class Bench:
             work=cell.work,
             contender=cell.contender,
             endpoint=endpoint,
-            seconds=0.05 if quick else 0.3,
+            seconds=0.05 if quick else 0.25,
             idle_seconds=3 if quick else 60,
             megabytes=10 if quick else 100,
             core=self.client_core,

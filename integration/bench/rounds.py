@@ -85,7 +85,8 @@ def start(
     except subprocess.TimeoutExpired:
         raise ContenderFailed(f"not done within {limit:g} s") from None
     if done.returncode != 0 or not done.stdout:
-        words = done.stderr.strip().splitlines()
+        # The frame that is drawn around a group of exceptions is no word.
+        words = [line.strip(" |+-") for line in done.stderr.splitlines() if line.strip(" |+-")]
         raise ContenderFailed(words[-1][:300] if words else f"ended with status {done.returncode}")
     return done
 

@@ -167,6 +167,17 @@ def test_a_failed_discovery_is_tried_again_by_connections_at_most_once_a_second(
     assert kinds(world.place(frozenset(), 13.0, lambda tied: tied[0])[1]) == [StartDiscovery]
 
 
+def test_with_an_interval_of_zero_a_failed_discovery_is_tried_again_at_most_once_a_second_too() -> None:
+    world = discovered(A, yb_servers_refresh_interval=0)
+    started: list[float] = []
+    for now in range(100, 131):
+        if StartDiscovery in kinds(world.place(frozenset(), now / 10, lambda tied: tied[0])[1]):
+            started.append(now / 10)
+            world.discovery_ended(NoListing("x"), now / 10)
+
+    assert started == [10.0, 11.0, 12.0, 13.0]
+
+
 def test_a_discovery_that_succeeds_is_not_due_again() -> None:
     world = discovered(A)
 

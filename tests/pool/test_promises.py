@@ -108,6 +108,34 @@ async def test_a_mark_lapses_when_its_server_is_kept_again(world: FakeCluster, o
         assert pool.statistics().connections_opened == opened
 
 
+async def test_a_mark_lapses_when_its_host_is_kept_again_because_every_host_is_out(
+    world: FakeCluster, open_pool: OpenPool
+) -> None:
+    first, second, _ = world.servers
+    hosts = [str(first.at), str(second.at)]
+    async with open_pool(
+        hosts=hosts, load_balance=False, pool_size=2, yb_servers_refresh_interval=10, rebalance_interval=5
+    ) as pool:
+        await pool.ready(2)
+        first.crash()
+        await trio.sleep(3)
+        await pool.ready(2)
+        held, lost = await pool.checkout(), await pool.checkout()
+        first.recover()
+        await trio.sleep(20)
+        assert pool.statistics().draining == 2
+        first.refuse()
+        second.refuse()
+        pool.discard(lost)
+        await trio.sleep(7)
+        assert [str(server.at) for server in pool.cluster.info().failed] == hosts
+        assert [str(server.at) for server in pool.cluster.info().allowed] == hosts
+        assert pool.statistics().draining == 0
+        pool.checkin(held)
+        await trio.sleep(7)
+        assert pool.statistics().by_host == {str(second.at): 1}, "no server is up, so nothing moves"
+
+
 async def test_with_balancing_off_connections_gather_on_the_first_host_again_once_a_probe_has_found_it(
     world: FakeCluster, open_pool: OpenPool
 ) -> None:

@@ -466,6 +466,26 @@ async def test_a_stale_plan_inside_a_transaction_runs_the_whole_again_once(
         assert runs == 2
 
 
+async def test_a_second_stale_plan_is_not_run_again_even_with_a_serialization_failure_between_the_two(
+    bank: FakeCluster, open_pool: OpenPool
+) -> None:
+    from asyncpg.exceptions import InvalidCachedStatementError
+
+    bank.answer("SELECT stale()", InvalidCachedStatementError("cached plan must not change result type"))
+    bank.answer("SELECT conflict()", error("40001"))
+    runs = 0
+
+    async def fn(conn: ysactor.Connection) -> None:
+        nonlocal runs
+        runs += 1
+        await conn.execute("SELECT conflict()" if runs == 2 else "SELECT stale()")
+
+    async with open_pool() as pool:
+        with pytest.raises(InvalidCachedStatementError):
+            await pool.transaction(fn, attempts=9)
+        assert runs == 3
+
+
 async def test_an_os_error_of_the_functions_own_is_not_the_databases(bank: FakeCluster, open_pool: OpenPool) -> None:
     runs = 0
 

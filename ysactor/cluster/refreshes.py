@@ -30,10 +30,11 @@ class RefreshClock:
         return now - self.started >= GAP
 
     def is_due(self, now: float) -> bool:
-        """Whether a connection that is about to be opened starts a refresh in the background."""
-        if now - self.started >= self.interval:
-            return True
-        return self.due_again and now - self.started >= GAP
+        """Whether a connection that is about to be opened starts a refresh in the background.
+
+        A discovery that failed is tried again once a second at most, whatever the interval, 0 included.
+        """
+        return now - self.started >= (GAP if self.due_again else self.interval)
 
     def arm(self) -> Effects:
         """Set the timer for the full interval from now."""

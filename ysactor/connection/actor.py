@@ -16,6 +16,7 @@ from ..cluster.messages import ClusterMessage, Released
 from ..cluster.opening import open_session
 from ..driver.protocol import Status
 from ..errors import ConnectFailed, ConnectionLost, NoNodeAvailable
+from ..policy.classify import is_drivers, sqlstate_of
 from .hook import HookFailed
 from .messages import (
     Close,
@@ -105,23 +106,26 @@ async def run_connection(
     finally:
         record.end("closed")
         _open_gate(record)
+        is_executing = False
         try:
             with trio.CancelScope(shield=True):
                 if record.commit is not None:
                     # A COMMIT that is on its way is better answered than cut.
                     with trio.move_on_after(COMMIT_GRACE):
                         await record.commit.wait()
-                if reason == "unsettled" or session.status in (Status.BUSY, Status.ABANDONED):
-                    # The server does not watch the socket of a session that executes: it has to be told to stop.
-                    session.terminate(record.reason or reason)
-                    await session.interrupt(FAREWELL)
-                else:
+                is_executing = reason == "unsettled" or session.status in (Status.BUSY, Status.ABANDONED)
+                if not is_executing:
                     await session.close(FAREWELL)
         finally:
             session.terminate(record.reason or reason)
             inbox.close()
             cluster.cast(Released(reservation))
             pool.cast(Ended(record.number, reason))
+            if is_executing:
+                # The socket is gone, and its place is free. But a server does not watch the socket of a session that
+                # executes: it has to be told to stop.
+                with trio.CancelScope(shield=True):
+                    await session.interrupt(FAREWELL)
 
 
 async def _serve(
@@ -167,12 +171,14 @@ async def undo(session: Session, sql: str, timeout: float) -> bool:
     except (ConnectionLost, TimeoutError):
         return False
     except Exception as error:
-        # The server's refusal leaves the transaction as it was; only an error without SQLSTATE is a bug of ours.
-        if getattr(error, "sqlstate", None) is None:
+        if not is_drivers(error):
             raise
+        if sqlstate_of(error) is None:
+            # Somebody awaited a coroutine of `raw` instead of giving it to `run_raw`: what asyncpg makes of it is lost.
+            return False
         # A savepoint is missing if the cancellation met SAVEPOINT before the server had carried it out, or RELEASE
         # after. The transaction around it is then failed for certain, which is undone, or found out, at its own end.
-        return sql != "ROLLBACK"
+        return sql == SYNC or sql.startswith("ROLLBACK TO ")
     return True
 
 
@@ -187,7 +193,7 @@ async def _unlisten(session: Session, listeners: Iterable[tuple[str, Any]], time
     except (ConnectionLost, TimeoutError):
         return False
     except Exception as error:
-        if getattr(error, "sqlstate", None) is None:
+        if not is_drivers(error):
             raise
         return False
     return True

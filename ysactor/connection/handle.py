@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from ..driver.protocol import Status
-from ..errors import CommitOutcomeUnknown, ConnectionLost, LeaseEnded, PoolClosed
+from ..errors import ConfigurationError, ConnectionLost, LeaseEnded, PoolClosed
 from ..servers import Server
 from .limits import seconds
 from .record import SYNC, is_half_sent
@@ -34,7 +35,10 @@ class Connection:
     starts sends nothing.
     """
 
-    __slots__ = ("_failure", "_half_sent", "_lease", "_listeners", "_live", "_patience", "_record", "_savepoints")
+    __slots__ = (
+        *("_failure", "_half_sent", "_lease", "_listeners", "_live", "_patience", "_record", "_role_changed"),
+        "_savepoints",
+    )
 
     def __init__(self, record: Record, patience: float) -> None:
         self._record = record
@@ -45,6 +49,8 @@ class Connection:
         """The first server error since the transaction began."""
         self._half_sent = False
         """Whether the server may be waiting for more of the last call's statement."""
+        self._role_changed = False
+        """Whether the next holder would act as somebody else."""
         self._savepoints = 0
         self._listeners: dict[tuple[str, Listener], Any] = {}
 
@@ -69,19 +75,33 @@ class Connection:
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run a statement (several, separated by semicolons, if there are no arguments); the server's tag of the last.
 
-        A COMMIT sent this way whose answer is lost raises `CommitOutcomeUnknown`.
+        A COMMIT sent this way whose answer is lost raises `CommitOutcomeUnknown`. A role that is set this way is reset
+        when the lease ends; nothing else that is set is.
         """
-        call = self._raw.execute(query, *args)
         if not _commits(query):
-            return await self._run(call, timeout)
+            if changes_role(query):
+                self._role_changed = True
+            return await self._run(self._raw.execute(query, *args), timeout)
+        await self._ready()
         try:
-            return await self._run(call, timeout)
-        except ConnectionLost as loss:
-            raise CommitOutcomeUnknown(loss.reason, loss.server) from loss
+            return await self._run(self._raw.execute(query, *args), timeout)
+        except (ConnectionLost, PoolClosed) as loss:
+            raise self._record.commit_lost(getattr(loss, "reason", str(loss))) from loss
 
     async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
         """Run a statement once for each sequence of arguments, all or nothing. `args` is read as it is sent."""
         await self._run(self._raw.executemany(command, args), timeout)
+
+    async def fetchmany(
+        self,
+        query: str,
+        args: Iterable[Sequence[Any]],
+        *,
+        timeout: float | None = None,
+        record_class: type | None = None,
+    ) -> list[Any]:
+        """Run a statement once for each sequence of arguments, all or nothing; the rows of all runs together."""
+        return await self._run(self._raw.fetchmany(query, args, record_class=record_class), timeout)
 
     async def prepare(
         self, query: str, *, name: str | None = None, timeout: float | None = None, record_class: type | None = None
@@ -162,6 +182,8 @@ class Connection:
                 callback(self, pid, channel, payload)
 
         key = (channel, callback)
+        if inspect.iscoroutinefunction(callback):
+            raise ConfigurationError(["callback: must be a plain function, which runs while the socket is read"])
         if key in self._listeners:
             return
         await self._run(self._raw.add_listener(channel, heard), None)
@@ -221,6 +243,9 @@ class Connection:
 
         Under the native transport its coroutines belong to no asyncio loop: give them to `run_raw`.
         """
+        self._session()
+        # What is awaited without `run_raw` leaves asyncpg in the middle of it: the actor looks when the lease ends.
+        self._half_sent = True
         return self._raw
 
     async def run_raw(self, call: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
@@ -294,12 +319,12 @@ class Connection:
         except ConnectionLost as loss:
             raise self._told(loss) from loss.__cause__
         except Exception as error:
-            if self._failure is None and session.status is Status.IN_TRANSACTION:
+            if self._failure is None and session.status in (Status.IN_TRANSACTION, Status.ABANDONED):
                 self._failure = error
             self._half_sent = is_half_sent(error)
             raise
 
-    def _told(self, loss: ConnectionLost) -> ConnectionLost | PoolClosed:
+    def _told(self, loss: ConnectionLost) -> Exception:
         self._record.end(loss.reason)
         return self._record.loss() if self._record.pool_closed else loss
 
@@ -336,9 +361,21 @@ class Connection:
         """The same for a connection that goes on to another holder."""
         if self._half_sent:
             self._record.owe_sync()
+        if self._role_changed and self._is_live():
+            self._record.owe_role()
         if self._listeners and self._is_live():
             self._record.owe_silence(tuple((channel, heard) for (channel, _), heard in self._listeners.items()))
         self._live = False
+
+
+_ROLE = re.compile(
+    r"\bset\s+(session\s+)?(role|authorization)\b|\bset_config\s*\(\s*'(role|session_authorization)'", re.IGNORECASE
+)
+
+
+def changes_role(query: str) -> bool:
+    """Whether a statement, as far as its words tell, makes the session act as somebody else."""
+    return _ROLE.search(query) is not None
 
 
 def _commits(query: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..driver.protocol import Status
-from ..errors import ConnectionLost, Error, PoolClosed
+from ..errors import CommitOutcomeUnknown, ConnectionLost, Error, PoolClosed
 from .messages import Undo, Unlisten
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 SYNC = "SHOW transaction_read_only"
 """Ends what a statement that was only prepared has begun on the server; it takes no snapshot and no lock."""
+
+ROLE = "RESET SESSION AUTHORIZATION; RESET ROLE"
+"""Makes the session act as the user that logged in."""
 
 
 class Place(Enum):
@@ -69,6 +72,7 @@ class Record:
         "scope",
         "session",
         "settling",
+        "unknown",
     )
 
     def __init__(self, number: int, ref: Ref[ConnectionMessage]) -> None:
@@ -98,6 +102,8 @@ class Record:
         """Why the connection ended under its holder. (actor)"""
         self.commit: trio.Event | None = None
         """Set while COMMIT is under way; an end that can wait for it does. (holder)"""
+        self.unknown: str | None = None
+        """Why a COMMIT's answer was lost: whatever ends the holder's block says that, and nothing milder. (holder)"""
         self.pool_closed = False
         """Whether the end was the pool's doing. (pool)"""
 
@@ -126,13 +132,26 @@ class Record:
             self.gate = trio.Event()
         self.ref.cast(work)
 
+    def owe_role(self) -> None:
+        """To be called at the end of a lease that changed the role: no later holder acts as somebody else."""
+        if self.session is not None and self.session.status is not Status.IN_TRANSACTION:
+            self.owe(ROLE)
+
     def owe_sync(self) -> None:
         """To be called at the end of a lease whose last call `is_half_sent`, or may be."""
         if self.gate is None and self.session is not None and self.session.status is Status.IDLE:
             self.owe(SYNC)
 
-    def loss(self) -> ConnectionLost | PoolClosed:
+    def commit_lost(self, reason: str) -> CommitOutcomeUnknown:
+        """COMMIT was sent on this connection, and its answer will not come."""
+        self.unknown = reason
+        self.end(reason)
+        return CommitOutcomeUnknown(reason, self.at)
+
+    def loss(self) -> ConnectionLost | PoolClosed | CommitOutcomeUnknown:
         """What a holder is told whose connection ended under it."""
+        if self.unknown is not None:
+            return CommitOutcomeUnknown(self.unknown, self.at)
         if self.pool_closed:
             return PoolClosed("the pool was closed while this connection was in use")
         return ConnectionLost(self.reason or "closed", self.at)

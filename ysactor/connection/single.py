@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 import trio
 
 from ..actor import Inbox, Ref, open_mailbox
-from ..errors import ConnectionLost, PoolClosed
+from ..errors import PoolClosed
 from .actor import run_connection
 from .handle import Connection
 from .messages import Close, ConnectionEvent, ConnectionMessage, Ended, Opened, OpenFailed, Settled
@@ -50,7 +50,7 @@ async def open_single(
         raise
     record.place = Place.LEASED
     conn = Connection(record, config.cancel_timeout)
-    loss: ConnectionLost | PoolClosed | None = None
+    loss: Exception | None = None
     with trio.CancelScope() as scope:
         record.scope = scope
         if record.reason is not None:

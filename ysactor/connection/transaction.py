@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import trio
 
-from ..errors import CommitOutcomeUnknown, ConnectionLost, Error, TransactionAborted, TransactionEnded
+from ..errors import ConnectionLost, Error, TransactionAborted, TransactionEnded
 from ..policy.classify import classify
 from .actor import COMMIT_GRACE
 
@@ -120,11 +120,10 @@ class Transaction:
         try:
             tag = await session.drive(session.raw.execute("COMMIT"), grace=COMMIT_GRACE)
         except ConnectionLost as loss:
-            record.end(loss.reason)
-            raise CommitOutcomeUnknown(loss.reason, record.at) from loss
+            raise record.commit_lost(loss.reason) from loss
         except Exception as error:
             if classify(error) == "connection_lost":
-                raise CommitOutcomeUnknown(str(error), record.at) from error
+                raise record.commit_lost(str(error)) from error
             raise
         finally:
             record.commit = None

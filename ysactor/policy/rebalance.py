@@ -47,14 +47,14 @@ def plan(
 ) -> Plan:
     """One rebalance. `opening` is how many connections are just being opened to each server.
 
-    It does nothing at all when no server is kept, and when new connections have no server to go to that is up: what
-    it closed would have nowhere to be opened again.
+    It does nothing at all when no server is kept. When new connections have no server to go to that is up it moves
+    nothing, as what it closed would have nowhere to be opened again; marks lapse all the same.
     """
-    usable = frozenset(placement).difference(out)
-    if not kept or not usable:
-        return Plan()
     # Marks are recomputed, not remembered: whoever is on a server that is kept again may stay.
     unmark = tuple(one.number for one in held if one.marked and one.at in kept)
+    usable = frozenset(placement).difference(out)
+    if not kept or not usable:
+        return Plan(unmark=unmark)
     strays = [one for one in held if one.at not in kept]
     if not strays:
         close, level = _level(held, usable, batch, opening or {})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 
 import trio
 
-from ..connection.handle import Connection
+from ..connection.handle import Connection, changes_role
 from ..connection.limits import seconds
 from ..connection.record import Place, Record, is_half_sent
 from ..errors import (
@@ -89,7 +89,18 @@ class Pool:
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run one statement (several without arguments); the server's tag of the last; otherwise as `fetch`."""
-        return await self._statement(lambda raw: raw.execute(query, *args), timeout)
+        return await self._statement(lambda raw: raw.execute(query, *args), timeout, changes_role(query))
+
+    async def fetchmany(
+        self,
+        query: str,
+        args: Iterable[Sequence[Any]],
+        *,
+        timeout: float | None = None,
+        record_class: type | None = None,
+    ) -> list[Any]:
+        """Run a statement once for each sequence of arguments, all or nothing; the rows of all runs together."""
+        return await self._statement(lambda raw: raw.fetchmany(query, args, record_class=record_class), timeout)
 
     async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
         """Run a statement once for each sequence of arguments, all or nothing; otherwise as `fetch`."""
@@ -264,7 +275,9 @@ class Pool:
 
     # --- for this package --------------------------------------------------------------------------------------------
 
-    async def _statement(self, make: Callable[[Any], Coroutine[Any, Any, T]], timeout: float | None) -> T:
+    async def _statement(
+        self, make: Callable[[Any], Coroutine[Any, Any, T]], timeout: float | None, changes_role: bool = False
+    ) -> T:
         """One statement on whichever connection is free; `make` builds asyncpg's call once there is one."""
         if timeout is not None:
             timeout = seconds(timeout)
@@ -281,6 +294,8 @@ class Pool:
                 record.owe_sync()
             raise
         finally:
+            if changes_role:
+                record.owe_role()
             ledger.give_back(record, lease, trio.current_time())
 
     async def _take(self, limit: float | None) -> Record:

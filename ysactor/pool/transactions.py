@@ -77,7 +77,7 @@ async def run(pool: Pool, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]
                     _nothing_was_committed(error) or (is_stale_plan(error) and not stale)
                 ):
                     raise
-                stale = is_stale_plan(error)
+                stale = stale or is_stale_plan(error)
                 retried = error
             await trio.sleep(retry_wait(attempt, policy.max_backoff, pool._actor.random()))
     finally:

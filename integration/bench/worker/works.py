@@ -125,7 +125,7 @@ async def _copy_in(stage: Stage) -> Metrics:
 
 async def _per_megabyte(stage: Stage, copy: Callable[[], Awaitable[object]]) -> Metrics:
     metrics = await _in_a_row(stage, copy)
-    return {name: value / stage.job.megabytes for name, value in metrics.items()}
+    return {name: value / stage.job.megabytes if name in ("wall", "cpu") else value for name, value in metrics.items()}
 
 
 async def _checkout(stage: Stage) -> Metrics:

@@ -14,7 +14,7 @@ import trio
 from .loop import Loop
 from .names import Wire
 
-READ_SIZE = 256 * 1024
+READ_SIZE = 128 * 1024
 """Bytes asked of the kernel at a time, as asyncio does."""
 
 _RECORD = 16 * 1024
