@@ -1,7 +1,8 @@
 """Secrets stay where they belong: planted ones are looked for in everything that a program could show or keep.
 
 Planted are passwords in every form, DSNs, a password file, a key file and its password. Then everything that can fail
-is made to fail, and text, logs, warnings, tracebacks with local variables and the live objects themselves are searched.
+is made to fail, and text, logs, warnings, tracebacks with local variables and the live objects themselves are searched
+(C73).
 """
 
 from __future__ import annotations
