@@ -728,6 +728,11 @@ async def test_a_cancel_request_that_cannot_be_sent_as_safely_is_not_sent(
                         await target.offer(change)
                         nursery.cancel_scope.cancel()
                     await conn.fetchval("SELECT 1")
+
+            async def all_have_spoken() -> bool:
+                return all(one.first for one in proxy.connections)
+
+            await until(all_have_spoken, "every connection has said what it wants")
             assert proxy.cancel_requests == 0
             assert all(one.first.startswith(TLS_REQUEST) for one in proxy.connections)
             # What the server runs on with is ended here; `statement_timeout` is what bounds it in earnest.
