@@ -252,7 +252,8 @@ async def test_a_pool_without_traffic_keeps_its_minimum(three_zones: ThreeZones,
         assert least >= 4
         await until(lambda: pool.statistics().idle == 4, "it is at its minimum")
         closed = pool.statistics().connections_closed
-        assert closed["lost"] == 2
+        # Of the two that were to be killed, one may have come to the end of its lifetime just before.
+        assert 1 <= closed["lost"] <= 2
         assert closed["expired"] >= 4
         assert await pool.fetchval("SELECT 1") == 1
 
