@@ -317,16 +317,12 @@ class Connection:
         try:
             return await session.drive(call, timeout)
         except ConnectionLost as loss:
-            raise self._told(loss) from loss.__cause__
+            raise record.told(loss) from loss.__cause__
         except Exception as error:
             if self._failure is None and session.status in (Status.IN_TRANSACTION, Status.ABANDONED):
                 self._failure = error
             self._half_sent = is_half_sent(error)
             raise
-
-    def _told(self, loss: ConnectionLost) -> Exception:
-        self._record.end(loss.reason)
-        return self._record.loss() if self._record.pool_closed else loss
 
     async def _command(self, sql: str, timeout: float | None = None) -> str:
         return await self._run(self._raw.execute(sql), timeout)

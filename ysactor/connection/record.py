@@ -148,6 +148,11 @@ class Record:
         self.end(reason)
         return CommitOutcomeUnknown(reason, self.at)
 
+    def told(self, loss: ConnectionLost) -> Exception:
+        """What a caller is told whose call met this loss; the holder's block, if there is one, is over with it."""
+        self.end(loss.reason)
+        return self.loss() if self.pool_closed else loss
+
     def loss(self) -> ConnectionLost | PoolClosed | CommitOutcomeUnknown:
         """What a holder is told whose connection ended under it."""
         if self.unknown is not None:

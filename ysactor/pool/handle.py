@@ -288,7 +288,7 @@ class Pool:
         try:
             return await session.drive(make(session.raw), timeout)
         except ConnectionLost as loss:
-            raise _told(record, loss) from loss.__cause__
+            raise record.told(loss) from loss.__cause__
         except Exception as error:
             if is_half_sent(error):
                 record.owe_sync()
@@ -367,9 +367,3 @@ class Pool:
         await trio.lowlevel.checkpoint()
         while not condition():
             await self._actor.changed.wait()
-
-
-def _told(record: Record, loss: ConnectionLost) -> Exception:
-    """What a caller is told whose statement lost its connection."""
-    record.end(loss.reason)
-    return record.loss() if record.pool_closed else loss

@@ -11,7 +11,6 @@ from ..connection.handle import Connection
 from ..errors import Error
 
 if TYPE_CHECKING:
-    from ..connection.record import Record
     from .handle import Pool
 
 
@@ -36,9 +35,7 @@ class Acquire:
             raise Error("this block was entered before: call `acquire` once for each")
         self._entered = True
         record = await self._pool._take(self._limit)
-        return self._enter(record)
-
-    def _enter(self, record: Record) -> Connection:
+        # No checkpoint from here on: what was taken has its holder.
         scope = self._scope = trio.CancelScope()
         scope.__enter__()
         record.scope = scope
