@@ -624,12 +624,30 @@ async def test_a_transaction_that_outlives_its_lease_touches_nobody(
         async with case.pool.acquire() as old:
             transaction = old.transaction()
             await transaction.start()
+            await old.execute("SELECT 1")
         async with case.pool.acquire() as new:
             for end in (transaction.commit, transaction.rollback):
                 with pytest.raises(ysactor.Error):
                     await end()
             assert not new.is_in_transaction()
         assert case.pool.statistics().connections_closed == {"in_transaction": 1}
+
+
+async def test_a_transaction_that_never_sent_anything_is_gone_with_its_lease(
+    shared_data: SharedData, transport: Transport
+) -> None:
+    """C84, where there is nothing to end: the connection is handed on, and nothing goes ahead of what comes next."""
+    async with open_case(shared_data, transport, pool_size=1) as case:
+        async with case.pool.acquire() as old:
+            transaction = old.transaction()
+            await transaction.start()
+        async with case.pool.acquire() as new:
+            for end in (transaction.commit, transaction.rollback):
+                with pytest.raises(ysactor.Error):
+                    await end()
+            assert await new.fetchval("SELECT 1") == 1
+            assert not new.is_in_transaction()
+        assert case.pool.statistics().connections_closed == {}
 
 
 async def test_dropping_everything_in_the_middle_is_silent(

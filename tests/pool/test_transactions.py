@@ -46,11 +46,30 @@ async def test_what_is_done_is_returned_and_there(bank: FakeCluster, open_pool: 
 
 async def test_arguments_are_passed_on_and_options_are_in_begin(bank: FakeCluster, open_pool: OpenPool) -> None:
     async def fn(conn: ysactor.Connection, a: int, b: int) -> int:
+        await conn.fetch("SELECT 1")
         return a + b
 
     async with open_pool() as pool:
         assert await pool.transaction(fn, 2, 3, isolation="repeatable_read", readonly=True, deferrable=True) == 5
         assert "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY DEFERRABLE" in bank.journal.statements()
+
+
+async def test_a_function_that_sends_nothing_costs_nothing(bank: FakeCluster, open_pool: OpenPool) -> None:
+    async def fn(conn: ysactor.Connection) -> str:
+        assert conn.is_in_transaction()
+        return "nothing"
+
+    async with open_pool() as pool:
+        assert await pool.transaction(fn) == "nothing"
+        with pytest.raises(KeyError):
+            await pool.transaction(failing_before_anything)
+        assert not {"BEGIN", "COMMIT", "ROLLBACK"} & set(bank.journal.statements())
+        s = pool.statistics()
+        assert (s.transactions_committed, s.transactions_rolled_back, dict(s.connections_closed)) == (1, 1, {})
+
+
+async def failing_before_anything(conn: ysactor.Connection) -> None:
+    raise KeyError("nothing was sent")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from ..driver.protocol import Status
-from ..errors import ConfigurationError, ConnectionLost, LeaseEnded, PoolClosed
+import trio
+
+from ..driver.protocol import Preface, Status
+from ..errors import ConfigurationError, ConnectionLost, LeaseEnded, PoolClosed, TransactionAborted
 from ..servers import Server
 from .limits import seconds
 from .record import SYNC, is_half_sent
@@ -36,8 +38,8 @@ class Connection:
     """
 
     __slots__ = (
-        *("_failure", "_half_sent", "_lease", "_listeners", "_live", "_patience", "_record", "_role_changed"),
-        "_savepoints",
+        *("_begin", "_failure", "_half_sent", "_lease", "_listeners", "_live", "_patience", "_record"),
+        *("_role_changed", "_savepoints"),
     )
 
     def __init__(self, record: Record, patience: float) -> None:
@@ -45,6 +47,8 @@ class Connection:
         self._lease = record.lease
         self._live = True
         self._patience = patience
+        self._begin: Preface | None = None
+        """The BEGIN of a transaction from when it is due until it is known to have been carried out."""
         self._failure: BaseException | None = None
         """The first server error since the transaction began."""
         self._half_sent = False
@@ -60,17 +64,17 @@ class Connection:
         self, query: str, *args: Any, timeout: float | None = None, record_class: type | None = None
     ) -> list[Any]:
         """All rows of one statement, as asyncpg records."""
-        return await self._run(self._raw.fetch(query, *args, record_class=record_class), timeout)
+        return await self._run(self._raw.fetch(query, *args, record_class=record_class), timeout, True)
 
     async def fetchrow(
         self, query: str, *args: Any, timeout: float | None = None, record_class: type | None = None
     ) -> Any:
         """The first row of one statement, or None."""
-        return await self._run(self._raw.fetchrow(query, *args, record_class=record_class), timeout)
+        return await self._run(self._raw.fetchrow(query, *args, record_class=record_class), timeout, True)
 
     async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """One column of the first row, or None if there is no row."""
-        return await self._run(self._raw.fetchval(query, *args, column=column), timeout)
+        return await self._run(self._raw.fetchval(query, *args, column=column), timeout, True)
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run a statement (several, separated by semicolons, if there are no arguments); the server's tag of the last.
@@ -81,10 +85,10 @@ class Connection:
         if not _commits(query):
             if changes_role(query):
                 self._role_changed = True
-            return await self._run(self._raw.execute(query, *args), timeout)
+            return await self._run(self._raw.execute(query, *args), timeout, True)
         await self._ready()
         try:
-            return await self._run(self._raw.execute(query, *args), timeout)
+            return await self._run(self._raw.execute(query, *args), timeout, True)
         except (ConnectionLost, PoolClosed) as loss:
             raise self._record.commit_lost(getattr(loss, "reason", str(loss))) from loss
 
@@ -211,8 +215,9 @@ class Connection:
         await self._run(self._raw.reset_type_codec(typename, schema=schema), None)
 
     def is_in_transaction(self) -> bool:
-        """Whether a transaction, a failed one included, is open, as far as the client has heard."""
-        return bool(self._raw.is_in_transaction())
+        """Whether a transaction, a failed one included, is open, as far as the client has heard; one whose BEGIN waits
+        for its first statement counts."""
+        return self._begin is not None or bool(self._raw.is_in_transaction())
 
     def is_closed(self) -> bool:
         """Whether the connection is of no more use: its lease has ended, or it has itself."""
@@ -297,7 +302,8 @@ class Connection:
             await record.gate.wait()
         return self._session()
 
-    async def _run(self, call: Coroutine[Any, Any, T], timeout: float | None) -> T:
+    async def _run(self, call: Coroutine[Any, Any, T], timeout: float | None, writes_first: bool = False) -> T:
+        """Run a call. `writes_first`: the first thing it does is to send a statement, so that BEGIN may go with it."""
         record = self._record
         if timeout is not None:
             try:
@@ -313,19 +319,61 @@ class Connection:
                 raise
         session = record.session
         assert session is not None, "bug: a call on a connection that was never open"
+        begin = self._begin
+        if begin is not None and (begin.sent or not writes_first):
+            begin = None
+            try:
+                timeout = await self._be_in_transaction(timeout)
+            except BaseException:
+                call.close()
+                raise
         self._half_sent = False
         try:
-            return await session.drive(call, timeout)
+            if begin is None:
+                return await session.drive(call, timeout)
+            result = await session.drive_after(begin, call, timeout)
+            self._begin = None
+            return result
         except ConnectionLost as loss:
             raise record.told(loss) from loss.__cause__
         except Exception as error:
-            if self._failure is None and session.status in (Status.IN_TRANSACTION, Status.ABANDONED):
+            in_transaction = begin is not None or session.status in (Status.IN_TRANSACTION, Status.ABANDONED)
+            if self._failure is None and in_transaction:
                 self._failure = error
             self._half_sent = is_half_sent(error)
             raise
 
+    async def _be_in_transaction(self, timeout: float | None = None) -> float | None:
+        """Have BEGIN carried out by itself, or see that it has been; what is left of `timeout`.
+
+        Raises `TransactionAborted` if it went with a call and failed, as that did: what is sent now would be carried
+        out outside any transaction, and so committed at once.
+        """
+        begin = self._begin
+        if begin is None:
+            return timeout
+        until = None if timeout is None else trio.current_time() + timeout
+        if begin.sent and self._half_sent:
+            # BEGIN was answered, in the middle of what asyncpg then gave up: the next answer tells.
+            self._begin = None
+        elif begin.sent:
+            if not self._raw.is_in_transaction():
+                raise TransactionAborted from self._failure
+            self._begin = None
+            return timeout
+        await self._command(SYNC, timeout)  # something for it to go with, or to be answered
+        return None if until is None else until - trio.current_time()
+
+    def _drop_unsent_begin(self) -> bool:
+        """The transaction is over: whether its BEGIN was never sent, so that there is nothing to end."""
+        self._session()
+        if self._begin is None or self._begin.sent:
+            return False
+        self._begin = None
+        return True
+
     async def _command(self, sql: str, timeout: float | None = None) -> str:
-        return await self._run(self._raw.execute(sql), timeout)
+        return await self._run(self._raw.execute(sql), timeout, True)
 
     def _owe(self, sql: str) -> None:
         """Leave a statement to the actor; the next call on this connection waits for it. No checkpoint."""

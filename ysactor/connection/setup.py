@@ -90,10 +90,10 @@ class _Unserved(Connection):
         await self._put_right()
         return self._session()
 
-    async def _run(self, call: Coroutine[Any, Any, T], timeout: float | None) -> T:
+    async def _run(self, call: Coroutine[Any, Any, T], timeout: float | None, writes_first: bool = False) -> T:
         try:
             await self._put_right()
         except BaseException:
             call.close()
             raise
-        return await super()._run(call, timeout)
+        return await super()._run(call, timeout, writes_first)

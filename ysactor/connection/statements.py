@@ -20,15 +20,15 @@ class PreparedStatement:
 
     async def fetch(self, *args: Any, timeout: float | None = None) -> list[Any]:
         """All rows."""
-        return await self._conn._run(self._live().fetch(*args), timeout)
+        return await self._conn._run(self._live().fetch(*args), timeout, True)
 
     async def fetchrow(self, *args: Any, timeout: float | None = None) -> Any:
         """The first row, or None."""
-        return await self._conn._run(self._live().fetchrow(*args), timeout)
+        return await self._conn._run(self._live().fetchrow(*args), timeout, True)
 
     async def fetchval(self, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """One column of the first row, or None."""
-        return await self._conn._run(self._live().fetchval(*args, column=column), timeout)
+        return await self._conn._run(self._live().fetchval(*args, column=column), timeout, True)
 
     async def executemany(self, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
         """Run it once for each sequence of arguments, all or nothing."""

@@ -3,6 +3,9 @@
 Its own, not asyncpg's: asyncpg's reports success for a transaction that the server had failed, and its clean-up needs
 awaits that a cancelled task cannot make. Here only COMMIT's own answer is a commit, and a block that is cancelled
 leaves the ROLLBACK to the connection's actor.
+
+BEGIN goes with the first statement, in one round trip, so a transaction that sends nothing costs nothing. COMMIT can't
+go with the last one: only the block knows which is the last, when it has seen its answer.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import trio
 
+from ..driver.protocol import Preface
 from ..errors import ConnectionLost, Error, TransactionAborted, TransactionEnded
 from ..policy.classify import classify
 from .actor import COMMIT_GRACE
@@ -29,6 +33,8 @@ _ISOLATION = {
 
 def begin_statement(isolation: str | None, readonly: bool, deferrable: bool) -> str:
     """The BEGIN for these wishes. Raises ValueError for an isolation level that does not exist."""
+    if isolation is None and not readonly and not deferrable:
+        return "BEGIN"
     words = ["BEGIN"]
     if isolation is not None:
         level = _ISOLATION.get(str(isolation).strip().lower().replace(" ", "_").replace("-", "_"))
@@ -59,10 +65,11 @@ class Transaction:
         self._state: Literal["new", "started", "ended"] = "new"
 
     async def start(self) -> None:
-        """BEGIN, or SAVEPOINT inside a transaction.
+        """BEGIN, or inside a transaction SAVEPOINT.
 
-        Raises `ConnectionLost`, `LeaseEnded`, the server's errors, and `Error` if it was started before or asks for
-        options inside a transaction.
+        BEGIN is sent with the first statement, and what the server has against it is that statement's error.
+        Raises `ConnectionLost`, `LeaseEnded`, `Error` if it was started before or asks for options inside a
+        transaction, and for a savepoint the server's errors.
         """
         if self._state != "new":
             raise Error("this transaction was started before")
@@ -73,13 +80,15 @@ class Transaction:
             if self._begin != "BEGIN":
                 raise Error("a transaction inside another takes no options of its own: it is a savepoint")
             self._savepoint = f"ysactor_{conn._next_savepoint()}"
-            sql = f"SAVEPOINT {self._savepoint}"
         else:
+            await trio.lowlevel.checkpoint_if_cancelled()
             conn._failure = None
-            sql = self._begin
+            conn._begin = Preface(self._begin)
         self._state = "started"
+        if self._savepoint is None:
+            return
         try:
-            await conn._command(sql)
+            await conn._command(f"SAVEPOINT {self._savepoint}")
         except BaseException:
             self._state = "ended"
             if conn._is_left():
@@ -96,19 +105,26 @@ class Transaction:
         Raises `CommitOutcomeUnknown` if the answer was lost; `TransactionAborted` if the server had failed the
         transaction, so that nothing was committed; `TransactionEnded` if the transaction was ended by hand; the
         server's error (a deferred constraint, a serialization failure) if COMMIT was refused and nothing was
-        committed; `ConnectionLost` if the connection was lost before COMMIT was sent.
+        committed; `ConnectionLost` if the connection was lost before COMMIT was sent. A transaction without a statement
+        sends nothing.
         """
         self._end()
         conn = self._conn
         if self._savepoint is not None:
             await self._or_owe(f"RELEASE SAVEPOINT {self._savepoint}")
             return
+        if conn._drop_unsent_begin():
+            await trio.lowlevel.checkpoint()
+            return
         try:
             await conn._ready()
             await trio.lowlevel.checkpoint_if_cancelled()
+            await conn._be_in_transaction()
         except trio.Cancelled:
             conn._owe(self._undo)
             raise
+        finally:
+            conn._begin = None
         if not conn.is_in_transaction():
             raise TransactionEnded
         await self._send_commit()
@@ -137,6 +153,12 @@ class Transaction:
         Raises `ConnectionLost` if the connection is gone; the server has then rolled back.
         """
         self._end()
+        conn = self._conn
+        if self._savepoint is None:
+            if conn._drop_unsent_begin():
+                await trio.lowlevel.checkpoint()
+                return
+            conn._begin = None
         await self._or_owe(self._undo)
 
     async def __aenter__(self) -> Self:
@@ -155,6 +177,10 @@ class Transaction:
         conn = self._conn
         if not conn._is_live():
             return
+        if self._savepoint is None:
+            if conn._drop_unsent_begin():
+                return
+            conn._begin = None
         try:
             # A `cancel_timeout` of 0 is about cancelled calls, and this is none.
             await conn._command(self._undo, timeout=conn._patience or None)

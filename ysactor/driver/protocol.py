@@ -61,6 +61,17 @@ class Status(Enum):
     CLOSED = "closed"
 
 
+class Preface:
+    """A statement that is sent ahead of a call, in the same round trip where the transport can: BEGIN."""
+
+    __slots__ = ("sent", "sql")
+
+    def __init__(self, sql: str) -> None:
+        self.sql = sql
+        self.sent = False
+        """Whether the server may have seen it. Only its session writes this."""
+
+
 class SessionEvents(Protocol):
     """What a session tells its owner, the connection's actor. Neither call may block or raise."""
 
@@ -127,6 +138,14 @@ class Session(Protocol):
 
         Raises: the server's errors, unchanged; `ConnectionLost` whenever the session is over, whatever the driver
         called it.
+        """
+        ...
+
+    async def drive_after(self, preface: Preface, call: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run `preface`, then `call`, as `drive` would run them. `preface` has no rows and sets none.
+
+        If `preface` fails its error comes out, and nothing of `call` has been carried out. `preface.sent` tells
+        whether it went out at all: it does not where the call ends before it sends anything.
         """
         ...
 

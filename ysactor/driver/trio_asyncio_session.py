@@ -13,7 +13,7 @@ import trio
 
 from ..errors import ConnectionLost
 from ..servers import HostPort
-from .protocol import SessionEvents, Status
+from .protocol import Preface, SessionEvents, Status
 from .trio_asyncio_work import Work, known_failures, run
 
 T = TypeVar("T")
@@ -100,6 +100,21 @@ class TrioAsyncioSession:
             self._give_up("given up after a cancellation")
         outcome: T = self._outcome(work)
         return outcome
+
+    async def drive_after(self, preface: Preface, call: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run `preface`, then `call`: a round trip for each, since the transport is asyncio's."""
+        until = math.inf if timeout is None else trio.current_time() + timeout
+
+        async def opening() -> None:
+            preface.sent = True
+            await self._connection.execute(preface.sql)
+
+        try:
+            await self.drive(opening(), timeout)
+        except BaseException:
+            call.close()
+            raise
+        return await self.drive(call, None if timeout is None else until - trio.current_time())
 
     def source(self, rows: AsyncIterable[Any]) -> AsyncIterable[Any]:
         """Make a Trio-flavoured iterable an asyncio-flavoured one, for a driven call."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from ..driver.protocol import SessionEvents, Status
+from ..driver.protocol import Preface, SessionEvents, Status
 from ..errors import ConnectionLost
 from ..servers import HostPort
 from .backend import Backend, Request
@@ -121,6 +121,21 @@ class FakeSession:
             return result
         # Only `terminate` cancels that scope.
         raise ConnectionLost(self._reason, self._host)
+
+    async def drive_after(self, preface: Preface, call: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run `preface`, then `call`: here each is an exchange of its own."""
+        until = math.inf if timeout is None else trio.current_time() + timeout
+
+        async def opening() -> None:
+            preface.sent = True
+            await self._raw.execute(preface.sql)
+
+        try:
+            await self.drive(opening(), timeout)
+        except BaseException:
+            call.close()
+            raise
+        return await self.drive(call, None if timeout is None else until - trio.current_time())
 
     def source(self, rows: AsyncIterable[Any]) -> AsyncIterable[Any]:
         """Calls run in Trio's flavour here: nothing to translate."""

@@ -33,7 +33,7 @@ class Grace:
 
     __slots__ = ("cut", "own", "seconds")
 
-    def __init__(self, seconds: float, own: trio.CancelScope, cut: float) -> None:
+    def __init__(self, seconds: float, own: trio.CancelScope | None, cut: float) -> None:
         self.seconds = seconds
         self.own = own
         self.cut = cut
@@ -41,7 +41,7 @@ class Grace:
 
     def covers(self, error: BaseException) -> bool:
         """Whether to go on in spite of it."""
-        return isinstance(error, trio.Cancelled) and not self.own.cancel_called
+        return isinstance(error, trio.Cancelled) and not (self.own is not None and self.own.cancel_called)
 
     def shield(self) -> trio.CancelScope:
         """What to go on in."""

@@ -22,8 +22,8 @@ class Link:
     """A socket's reading side. Whoever holds the right to drive reads it; nobody else does."""
 
     __slots__ = (
-        *("_receive", "_tail", "closed", "errand", "loop", "on_end", "read", "reason", "scope", "sock", "stirred"),
-        *("transport", "users_error", "wire"),
+        *("_both_until", "_tail", "away", "closed", "errand", "loop", "on_end", "read", "reason", "receive", "scope"),
+        *("sock", "stirred", "streams", "transport", "users_error", "wire"),
     )
 
     def __init__(self, parts: LoggedIn, on_end: Callable[[], None]) -> None:
@@ -45,7 +45,8 @@ class Link:
         """Around the user's own code, inside a call."""
         self.users_error: BaseException | None = None
         """What the user's own code raised inside the last call that it did."""
-        self._receive = parts.wire.data_received
+        self.receive: Callable[[bytes], None] = parts.wire.data_received
+        """Where what was read goes."""
         self._tail = b""
         parts.loop.poke = self.poke
         parts.transport.watch_abort(self._aborted)
@@ -57,7 +58,7 @@ class Link:
             return
         self._tail = data[-_TAIL:]
         try:
-            self._receive(data)
+            self.receive(data)
         except BaseException as error:
             # asyncpg's state is anybody's guess: what it raises here is no answer of the server's.
             self.shut("asyncpg could not read what the server sent", error if isinstance(error, Exception) else None)

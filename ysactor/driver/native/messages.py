@@ -6,6 +6,7 @@ import struct
 
 TLS_REQUEST = struct.pack("!ii", 8, 80877103)
 GOODBYE = struct.pack("!ci", b"X", 4)
+SYNC = struct.pack("!ci", b"S", 4)
 _CANCEL_CODE = 80877102
 
 

@@ -14,7 +14,7 @@ from trio.lowlevel import checkpoint, enable_ki_protection
 
 from ...errors import ConnectionLost
 from ...servers import HostPort
-from ..protocol import ConnectFailure, SessionEvents, Status
+from ..protocol import ConnectFailure, Preface, SessionEvents, Status
 from .bounds import Expired, Grace, Limits
 from .cancel import send_cancel
 from .copying import Source
@@ -23,6 +23,7 @@ from .link import Link
 from .login import LoggedIn
 from .messages import GOODBYE
 from .names import forget_statements, has_open_transaction, hears, is_cancelling, wait_for_cancellation
+from .preface import Ahead
 from .stepping import run
 from .watch import Watch
 
@@ -116,20 +117,41 @@ class NativeSession:
 
     @enable_ki_protection
     async def drive(self, call: Coroutine[Any, Any, T], timeout: float | None = None, grace: float | None = None) -> T:
-        if self._stage is not _IDLE or self._bounded or timeout is not None or grace is not None:
+        if self._stage is not _IDLE or self._bounded or timeout is not None:
             return await self._drive_bounded(call, timeout, grace)
         self._stage = _BUSY
         try:
-            return await run(self._link, call)
+            return await run(self._link, call, None if grace is None else Grace(grace, None, _FOREVER))
         except _OVER as error:
             if self._link.closed and error is not self._link.users_error:
                 raise ConnectionLost(self._link.reason, self._host) from error
             raise
+        except Expired:
+            self._cut_off(_unanswered(grace))
         finally:
             if self._loop.odd:
                 self._after()
             else:
                 self._stage = _IDLE
+
+    @enable_ki_protection
+    async def drive_after(self, preface: Preface, call: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        if self._stage is not _IDLE:
+            due = _FOREVER if timeout is None else trio.current_time() + timeout
+            try:
+                await self._admit(timeout, due)
+            except BaseException:
+                call.close()
+                raise
+            timeout = None if timeout is None else due - trio.current_time()
+        # No other call can come in between: the next checkpoint is after the call's first write, or ends the call.
+        transport = self._link.transport
+        Ahead(self._link, preface.sql)
+        try:
+            return await self.drive(call, timeout)
+        finally:
+            preface.sent = transport.ahead is None
+            transport.ahead = None
 
     async def _drive_bounded(self, call: Coroutine[Any, Any, T], timeout: float | None, grace: float | None) -> T:
         limits = self._limits
@@ -152,7 +174,7 @@ class NativeSession:
             self._cut_off("socket_timeout")
         except Expired:
             over = trio.current_time() >= cut
-            self._cut_off("socket_timeout" if over else f"cancelled, and no answer came within {grace:g} s")
+            self._cut_off("socket_timeout" if over else _unanswered(grace))
         finally:
             self._after()
 
@@ -361,6 +383,10 @@ class NativeSession:
         self._untold = False
         if not busy:
             self._loop.run_ready()
+
+
+def _unanswered(grace: float | None) -> str:
+    return f"cancelled, and no answer came within {grace:g} s"
 
 
 def _late(timeout: float | None) -> TimeoutError:

@@ -28,7 +28,10 @@ class Transport:
     reader finds it, and after it the end.
     """
 
-    __slots__ = ("_flushing", "_loop", "_on_abort", "_send", "_wire", "backlog", "closed", "read", "reading", "sock")
+    __slots__ = (
+        *("_flushing", "_loop", "_on_abort", "_send", "_wire", "ahead", "backlog", "closed", "read", "reading"),
+        "sock",
+    )
 
     def __init__(self, sock: socket.socket, loop: Loop) -> None:
         self.sock = sock
@@ -37,6 +40,8 @@ class Transport:
         self.backlog: list[memoryview] = []
         self.reading = True
         self.closed = False
+        self.ahead: Callable[[bytes | memoryview], bytes] | None = None
+        """Makes the next write longer, by what is to be sent ahead of it."""
         self._send = sock.send
         self._loop = loop
         self._wire: Wire | None = None
@@ -58,6 +63,8 @@ class Transport:
         return self.sock if name == "socket" else default
 
     def write(self, data: bytes | memoryview) -> None:
+        if self.ahead is not None:
+            data = self.ahead(data)
         if self.backlog:
             self.backlog.append(memoryview(data))
             return
@@ -177,6 +184,8 @@ class TlsTransport(Transport):
         return self._tls if name == "ssl_object" else super().get_extra_info(name, default)
 
     def write(self, data: bytes | memoryview) -> None:
+        if self.ahead is not None:
+            data = self.ahead(data)
         try:
             while len(data):
                 data = memoryview(data)[self._tls.write(data) :]
