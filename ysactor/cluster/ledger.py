@@ -8,15 +8,17 @@ longer listed keeps its count until its connections have ended: if it comes back
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from ..servers import Counts, HostPort, Server
 from .messages import Reservation
+from .quietest import Quietest
 
 
 class Ledger:
     """The reservations, and their sums by server. Plain data, no clock."""
 
-    __slots__ = ("_last", "_open", "_open_at", "_pending", "_pending_at")
+    __slots__ = ("_last", "_open", "_open_at", "_pending", "_pending_at", "_quietest")
 
     def __init__(self) -> None:
         self._last = 0
@@ -24,6 +26,7 @@ class Ledger:
         self._open: dict[int, HostPort] = {}
         self._pending_at = Counter[HostPort]()
         self._open_at = Counter[HostPort]()
+        self._quietest = Quietest((), self.load)
 
     @property
     def last(self) -> int:
@@ -37,17 +40,20 @@ class Ledger:
 
     def reserve(self, server: Server) -> Reservation:
         """Count a connection that is about to be opened."""
-        number = self.next_number()
-        self._pending[number] = server.at
-        self._pending_at[server.at] += 1
+        number, at = self.next_number(), server.at
+        self._pending[number] = at
+        self._pending_at[at] += 1
+        self._quietest.moved(at, 1)
         return Reservation(number, server)
 
     def opened(self, reservation: Reservation) -> bool:
         """A reserved connection is open. False: it was not reserved any more, and nothing changes."""
-        if not self.give_back(reservation):
+        at = self._pending.pop(reservation.number, None)
+        if at is None:
             return False
-        self._open[reservation.number] = reservation.at
-        self._open_at[reservation.at] += 1
+        _less(self._pending_at, at)
+        self._open[reservation.number] = at
+        self._open_at[at] += 1
         return True
 
     def give_back(self, reservation: Reservation) -> bool:
@@ -56,6 +62,7 @@ class Ledger:
         if at is None:
             return False
         _less(self._pending_at, at)
+        self._quietest.moved(at, -1)
         return True
 
     def released(self, reservation: Reservation) -> bool:
@@ -64,11 +71,21 @@ class Ledger:
         if at is None:
             return False
         _less(self._open_at, at)
+        self._quietest.moved(at, -1)
         return True
 
     def load(self, at: HostPort) -> int:
         """The connections to a server, being opened or open."""
         return self._pending_at[at] + self._open_at[at]
+
+    def quietest(self, servers: tuple[Server, ...]) -> Sequence[Server]:
+        """Those of these servers, each there once, with the fewest connections. To be read at once.
+
+        It looks at every server when it is asked about another tuple than the last time, and at none otherwise.
+        """
+        if self._quietest.of is not servers:
+            self._quietest = Quietest(servers, self.load)
+        return self._quietest.servers
 
     def opening(self) -> dict[HostPort, int]:
         """The connections being opened, by server."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import trio
-
 from ..actor import Ref
 from ..config import Config
 from ..driver.protocol import Driver, Session
@@ -66,12 +64,11 @@ async def _try(
 async def _confirm(cluster: Ref[ClusterMessage], place: Reservation, session: Session) -> None:
     """Report a session that is open, and wait until it counts as that: whoever has it finds it in the snapshot.
 
-    Shielded: the answer comes within a pass of the scheduler or two, and a cancellation that is due then finds a
-    session that has its owner.
+    Cancelled, it waits on: the answer comes within a pass of the scheduler or two, and a cancellation that is due then
+    finds a session that has its owner.
     """
     try:
-        with trio.CancelScope(shield=True):
-            await cluster.call(partial(Opened, place))
+        await cluster.insist(partial(Opened, place))
     except BaseException:
         session.terminate("the cluster has ended")
         raise

@@ -34,6 +34,7 @@ class ClusterState:
         "_config",
         "_discovering",
         "_ledger",
+        "_places",
         "_probes",
         "_records",
         "_runs",
@@ -48,6 +49,9 @@ class ClusterState:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._servers: tuple[Server, ...] = ()
+        self._places: tuple[Server, ...] | None = None
+        """Where a connection may go that has tried nothing, once it has been asked for. It follows from which servers
+        there are and which are out, and is forgotten with any change of these."""
         self._static = config.load_balance is LoadBalance.OFF
         self.ready = self._static
         """Whether connections may be placed: the first discovery has ended, either way, or there is none."""
@@ -70,10 +74,21 @@ class ClusterState:
         One that finds no server brings no refresh forward: failed servers come back at the next one.
         """
         effects = self._refresh(now) if not tried and self._clock.is_due(now) else ()
-        places = fallback.places(self._config, self._servers, self._records, tried)
-        if not places:
+        server = self._first_choice(choose) if not tried else self._next_choice(tried, choose)
+        if server is None:
             return Nowhere(fallback.refusal(self._config, self._servers)), effects
-        return self._ledger.reserve(placement.pick(places, self._ledger.load, choose)), effects
+        return self._ledger.reserve(server), effects
+
+    def _first_choice(self, choose: Chooser) -> Server | None:
+        """As `_next_choice` for one that has tried nothing, which is nearly every one: it looks at no server again."""
+        if self._places is None:
+            self._places = fallback.places(self._config, self._servers, self._records)
+        tied = self._ledger.quietest(self._places)
+        return choose(tied) if tied else None
+
+    def _next_choice(self, tried: frozenset[HostPort], choose: Chooser) -> Server | None:
+        places = fallback.places(self._config, self._servers, self._records, tried)
+        return placement.pick(places, self._ledger.load, choose) if places else None
 
     def opened(self, reservation: Reservation, now: float) -> Effects:
         """A connection opened: its server is up, and a probe of it has nothing left to tell."""
@@ -164,7 +179,7 @@ class ClusterState:
         self._warned_rows = bool(listing.skipped)
         if not listing.servers:
             return effects
-        self._servers = listing.servers
+        self._servers, self._places = listing.servers, None
         unmatched = bool(self._config.topology_keys) and first_level(self._servers, self._config.topology_keys) is None
         if unmatched and not self._warned_keys:
             effects.append(Log(Notice("warning", "no server is in any of the placements of topology_keys")))
@@ -222,10 +237,12 @@ class ClusterState:
         return (StopProbe(at, number), *self._tickets.probe_ended((at, number)))
 
     def _healed(self, at: HostPort, now: float) -> Effects:
-        self._records.pop(at, None)
+        if self._records.pop(at, None) is not None:
+            self._places = None
         return self._runs.opened(at, now)
 
     def _failed(self, at: HostPort, failure: Failure, attempt: int, now: float) -> Effects:
+        self._places = None
         self._records[at] = health.failed(
             self._config, self._records.get(at), failure.kind, attempt=attempt, latest=self._ledger.last, now=now
         )

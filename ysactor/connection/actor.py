@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 import trio
 
 from ..actor import Ended as ActorEnded
-from ..cluster.messages import ClusterMessage, Released
+from ..cluster.messages import ClusterMessage, Released, Reservation
 from ..cluster.opening import open_session
 from ..driver.protocol import Status
 from ..errors import ConnectFailed, ConnectionLost, NoNodeAvailable
@@ -77,8 +77,10 @@ async def run_connection(
     setup: Callable[[Session], Awaitable[None]] | None,
 ) -> None:
     """The life of one connection. Cancelled, it closes its socket politely, in bounded time."""
+    opened: tuple[Reservation, Session] | None = None
     try:
-        reservation, session = await open_session(cluster, driver, config, setup=setup)
+        with record.opening:
+            opened = await open_session(cluster, driver, config, setup=setup)
     except (ConnectFailed, NoNodeAvailable, HookFailed) as error:
         inbox.close()
         pool.cast(OpenFailed(record.number, error.failure if isinstance(error, HookFailed) else error))
@@ -92,6 +94,11 @@ async def run_connection(
         inbox.close()
         pool.cast(Ended(record.number, "closed"))
         raise
+    if opened is None:
+        inbox.close()
+        pool.cast(Ended(record.number, "closed"))
+        return
+    reservation, session = opened
     reason = "closed"
     try:
         record.reservation = reservation

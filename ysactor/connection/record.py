@@ -64,6 +64,7 @@ class Record:
         "lease",
         "marked",
         "number",
+        "opening",
         "place",
         "pool_closed",
         "reason",
@@ -80,6 +81,9 @@ class Record:
         """Never used again."""
         self.ref = ref
         """Its actor's mailbox."""
+        self.opening = trio.CancelScope()
+        """Around the opening alone, and there before the actor runs: a pool that closes stops it before it has begun.
+        An opening that it comes too late for is over, and the connection is closed as one that is open."""
         self.session: Session | None = None
         """Set by the actor, once."""
         self.reservation: Reservation | None = None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, assert_never, cast
 
 import trio
 
 from ..actor import Inbox, Ref, open_mailbox, send_after
 from ..connection.actor import run_connection
-from ..connection.messages import Close, ConnectionMessage, Ended, Opened, OpenFailed, Settled
+from ..connection.messages import Close, ConnectionEvent, ConnectionMessage, Ended, Opened, OpenFailed, Settled
 from ..connection.record import Place, Record
 from ..connection.setup import preparation
 from ..errors import Error, PoolClosed
@@ -56,7 +56,6 @@ class PoolActor:
         self.ref, self._inbox = open_mailbox()
         self._rng = rng
         self._numbers = 0
-        self._openings: dict[int, trio.CancelScope] = {}
         self._pause = Pause()
         self._is_paused = False
         self._shrink_due = False
@@ -140,24 +139,21 @@ class PoolActor:
         ref, inbox = open_mailbox()
         record = Record(number, ref)
         self.ledger.opening(record)
-        # The scope is there before the task runs, so that the opening can be stopped before it has begun.
-        scope = self._openings[number] = trio.CancelScope()
-        self._nursery.start_soon(self._run_connection, record, inbox, scope, name=f"ysactor.connection[{number}]")
-
-    async def _run_connection(self, record: Record, inbox: Inbox[ConnectionMessage], scope: trio.CancelScope) -> None:
-        with scope:
-            await run_connection(
-                record,
-                inbox,
-                self.ref,  # type: ignore[arg-type]  # the pool's union includes every event of its connections
-                self.cluster.ref,
-                self.driver,
-                self.config,
-                preparation(self.config, record),
-            )
+        # The pool's union includes every event of its connections.
+        events = cast("Ref[ConnectionEvent]", self.ref)
+        self._nursery.start_soon(
+            run_connection,
+            record,
+            inbox,
+            events,
+            self.cluster.ref,
+            self.driver,
+            self.config,
+            preparation(self.config, record),
+            name=f"ysactor.connection[{number}]",
+        )
 
     def _opened(self, number: int) -> None:
-        self._openings.pop(number, None)
         record = self.ledger.find(number)
         if record is None:
             return
@@ -172,7 +168,6 @@ class PoolActor:
         self._announce()
 
     def _open_failed(self, number: int, error: Error) -> None:
-        self._openings.pop(number, None)
         if self.ledger.gone(number) is None:
             return
         self.tally.openings_failed += 1
@@ -187,7 +182,6 @@ class PoolActor:
         self._announce()
 
     def _ended(self, number: int, reason: str) -> None:
-        self._openings.pop(number, None)
         record = self.ledger.gone(number)
         if record is None:
             return
@@ -248,9 +242,8 @@ class PoolActor:
         ledger = self.ledger
         ledger.is_closed = True
         self._refuse(PoolClosed)
-        for scope in self._openings.values():
-            scope.cancel()
         for record in list(ledger):
+            record.opening.cancel()
             ledger.close_idle(record.number, "pool_closed")
         self._announce()  # whoever waits in `ready` has nothing more to wait for
 

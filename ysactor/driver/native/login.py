@@ -22,6 +22,8 @@ from .names import Wire, new_client_configuration, new_parameters, new_wire
 from .raw import NativeConnection
 from .transport import TlsTransport, Transport
 
+_PLAIN = Tls()
+
 
 @dataclass(frozen=True, slots=True)
 class LoggedIn:
@@ -34,16 +36,35 @@ class LoggedIn:
     peer: Peer
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all logins of one configuration have in common, made once: each would keep over a kilobyte of its own.
+
+    Neither the configuration nor a password is in it: a session holds it for life.
+    """
+
+    parameters: Any
+    """asyncpg's record of what a login needs, but for the password."""
+    settings: Any
+    """asyncpg's record of a connection's settings."""
+    record_class: type
+
+    @classmethod
+    def of(cls, config: Config) -> Terms:
+        record_class = config.asyncpg_options.get("record_class", asyncpg.Record)
+        return cls(_parameters(config), _settings(config), record_class)
+
+
 async def start_up(
-    sock: socket.socket, parts: TlsParts | None, host: HostPort, config: Config, spawn: Spawn
+    sock: socket.socket, parts: TlsParts | None, host: HostPort, config: Config, terms: Terms, spawn: Spawn
 ) -> LoggedIn:
     """Log in over an open socket. Raises `ConnectFailure` of LOGIN."""
     loop = Loop(spawn)
     transport = _transport(sock, loop, parts)
-    peer = _peer(sock, host, Tls() if parts is None else config.tls)
+    peer = _peer(sock, host, _PLAIN if parts is None else config.tls)
     connected = loop.create_future()
     # The password is in no local variable from here on: a traceback that prints locals would show it.
-    wire, forget = _begin(connected, loop, host, config, await password_of(config, host))
+    wire, forget = _begin(connected, loop, host, terms, await password_of(config, host))
     try:
         transport.join(wire)
         await _until(transport, wire, connected)
@@ -53,7 +74,7 @@ async def start_up(
     if parts is not None:
         wire.is_ssl = True
     try:
-        raw = NativeConnection(wire, transport, loop, tuple(host), _settings(config), _parameters(config, None))
+        raw = NativeConnection(wire, transport, loop, tuple(host), terms.settings, terms.parameters)
     except (ValueError, asyncpg.InterfaceError) as error:
         raise ConnectFailure(Phase.LOGIN, f"asyncpg cannot work with this server: {error}") from error
     wire.set_connection(raw)
@@ -74,17 +95,15 @@ def _peer(sock: socket.socket, host: HostPort, tls: Tls) -> Peer:
 
 
 def _begin(
-    connected: Any, loop: Loop, host: HostPort, config: Config, password: str | None
+    connected: Any, loop: Loop, host: HostPort, terms: Terms, password: str | None
 ) -> tuple[Wire, Callable[[], None]]:
-    record_class = config.asyncpg_options.get("record_class", asyncpg.Record)
-    return new_wire(tuple(host), connected, _parameters(config, password), record_class, loop)
+    return new_wire(tuple(host), connected, terms.parameters, password, terms.record_class, loop)
 
 
-def _parameters(config: Config, password: str | None) -> Any:
+def _parameters(config: Config) -> Any:
     return new_parameters(
         {
             "user": config.user,
-            "password": password,
             "database": config.database,
             "server_settings": _start_up_settings(config),
         }

@@ -14,7 +14,6 @@ import asyncio.tasks
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
-from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 import asyncpg
@@ -31,17 +30,19 @@ _WANTED: tuple[tuple[object, str, tuple[str, ...]], ...] = (
         (
             *("connection_made", "data_received", "connection_lost", "pause_writing", "resume_writing"),
             *("set_connection", "is_in_transaction", "is_connected", "query", "get_settings"),
-            *("backend_pid", "backend_secret", "is_ssl", "_is_cancelling", "_wait_for_cancellation"),
+            *("backend_pid", "backend_secret", "is_ssl", "_is_cancelling", "_wait_for_cancellation", "bind_execute"),
+            "get_record_class",
         ),
     ),
     (connect_utils, "asyncpg.connect_utils", ("_ConnectionParameters", "_ClientConfiguration", "SSLMode")),
-    (connect_utils._ConnectionParameters, "asyncpg.connect_utils._ConnectionParameters", ("_asdict", "_fields")),
+    (connect_utils._ConnectionParameters, "asyncpg.connect_utils._ConnectionParameters", ("_fields",)),
     (
         asyncpg.Connection,
         "asyncpg.Connection",
         (
             *("_cancel_current_command", "_drop_local_statement_cache", "_listeners", "_log_listeners", "_top_xact"),
-            *("add_listener", "add_log_listener", "is_closed", "__slots__"),
+            *("_execute", "_protocol", "_query_loggers", "_stmt_cache", "_drop_global_statement_cache"),
+            *("add_listener", "add_log_listener", "is_closed", "reload_schema_state", "__slots__"),
         ),
     ),
 )
@@ -97,19 +98,37 @@ def other_notion_of_the_loop() -> ContextVar[Any] | None:
 
 
 def new_wire(
-    address: object, connected: asyncio.Future[Any], parameters: Any, record_class: type, loop: Any
+    address: object,
+    connected: asyncio.Future[Any],
+    parameters: Any,
+    password: str | None,
+    record_class: type,
+    loop: Any,
 ) -> tuple[Wire, Callable[[], None]]:
     """asyncpg's protocol, not yet connected, and what makes it forget the password.
 
     asyncpg keeps a password for as long as the connection lives, in two places; it only reads these by attribute.
     """
-    login = SimpleNamespace(**parameters._asdict())
+    login = _Login(parameters, password)
     wire: Any = protocol.Protocol(address, connected, cast("Any", login), record_class, loop)
 
     def forget() -> None:
         login.password = wire.password = wire.auth_msg = None
 
     return cast("Wire", wire), forget
+
+
+class _Login:
+    """Parameters that many logins share, and the password of one, until it is forgotten."""
+
+    __slots__ = ("_shared", "password")
+
+    def __init__(self, shared: Any, password: str | None) -> None:
+        self._shared = shared
+        self.password = password
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared, name)
 
 
 def new_parameters(known: Mapping[str, Any]) -> Any:
