@@ -92,6 +92,9 @@ GOOD: list[tuple[str, object, object]] = [
     ("shutdown_timeout", None, None),
     ("on_connect", None, None),
     ("on_connect", setup, setup),
+    ("prepare_on_connect", (), ()),
+    ("prepare_on_connect", ["SELECT 1", " SELECT $1 "], ("SELECT 1", " SELECT $1 ")),
+    ("prepare_on_connect", ("SELECT 1", "SELECT 2", "SELECT 1"), ("SELECT 1", "SELECT 2")),
     ("load_balance", True, LoadBalance.ANY),
     ("load_balance", False, LoadBalance.OFF),
     ("load_balance", "TRUE", LoadBalance.ANY),
@@ -493,6 +496,79 @@ class TestAsyncpgOptions:
                 of(asyncpg_options={name: object()})
             except ConfigurationError as error:
                 assert "one of the names is not known" not in str(error), name
+
+
+class TestPrepareOnConnect:
+    TEXTS: ClassVar = [f"SELECT {number}" for number in range(101)]
+
+    @pytest.mark.parametrize(
+        ("given", "says"),
+        [
+            ("SELECT 'SENTINEL-42'", "expected a sequence of SQL texts; put a single one into a list"),
+            (None, "expected a sequence of SQL texts"),
+            (b"SELECT 'SENTINEL-42'", "expected a sequence of SQL texts"),
+            ({"SELECT 'SENTINEL-42'"}, "expected a sequence of SQL texts"),
+            ({"SELECT 'SENTINEL-42'": 1}, "expected a sequence of SQL texts"),
+            (["SELECT 1", 42], "entry 2 is not text"),
+            ([b"SELECT 'SENTINEL-42'"], "entry 1 is not text"),
+            (["SELECT 1", "SELECT 2", ""], "entry 3 is empty: leave it out"),
+            ([" \n"], "entry 1 is empty: leave it out"),
+            (["SELECT 'SENTINEL-42\0'"], "text without NUL that can be encoded as UTF-8, which entry 1 is not"),
+            (["SELECT 'SENTINEL-42\ud800'"], "text without NUL that can be encoded as UTF-8, which entry 1 is not"),
+        ],
+    )
+    def test_what_is_no_list_of_texts_is_refused_without_an_echo(self, given: object, says: str) -> None:
+        (problem,) = problems(prepare_on_connect=given)
+
+        assert problem.startswith("prepare_on_connect: expected ")
+        assert problem.endswith(says)
+
+    def test_a_list_is_kept_as_it_was_and_its_texts_are_not_shown(self) -> None:
+        given = ["SELECT 'SENTINEL-42'"]
+        config = of(prepare_on_connect=given)
+        given.append("SELECT 2")
+
+        assert config.prepare_on_connect == ("SELECT 'SENTINEL-42'",)
+        assert "SENTINEL" not in repr(config)
+
+    def test_more_than_a_connection_keeps_are_refused(self) -> None:
+        assert len(of(prepare_on_connect=[*self.TEXTS[:100], self.TEXTS[0]]).prepare_on_connect) == 100
+        assert problems(prepare_on_connect=self.TEXTS) == (
+            "prepare_on_connect: it lists 101 statements, and a connection keeps 100: list fewer, or raise "
+            "statement_cache_size in asyncpg_options",
+        )
+        assert of(prepare_on_connect=self.TEXTS, asyncpg_options={"statement_cache_size": 101})
+        (problem,) = problems(prepare_on_connect=self.TEXTS[:3], asyncpg_options={"statement_cache_size": 2})
+        assert "lists 3 statements, and a connection keeps 2" in problem
+
+    def test_where_none_are_kept_none_can_be_prepared(self) -> None:
+        assert problems(prepare_on_connect=["SELECT 1"], asyncpg_options={"statement_cache_size": 0}) == (
+            "prepare_on_connect: a statement_cache_size of 0, in asyncpg_options, keeps none: leave one out",
+        )
+        assert of(prepare_on_connect=[], asyncpg_options={"statement_cache_size": 0})
+
+    def test_a_text_that_is_too_long_to_be_kept_is_refused(self) -> None:
+        longest = "SELECT '" + "x" * (15360 - 9) + "'"
+        assert of(prepare_on_connect=[longest])
+        (problem,) = problems(prepare_on_connect=["SELECT 1", longest + " "])
+        assert problem == (
+            "prepare_on_connect: statement 2 has 15361 characters, and one of more than 15360 is not kept: raise "
+            "max_cacheable_statement_size in asyncpg_options, where 0 is no limit"
+        )
+        assert of(prepare_on_connect=[longest + " "], asyncpg_options={"max_cacheable_statement_size": 0})
+        assert problems(prepare_on_connect=["SELECT 12"], asyncpg_options={"max_cacheable_statement_size": 8})
+
+    def test_the_defaults_it_reckons_with_are_asyncpgs(self) -> None:
+        import inspect
+
+        defaults = inspect.signature(asyncpg.connect).parameters
+        assert defaults["statement_cache_size"].default == 100
+        assert defaults["max_cacheable_statement_size"].default == 15360
+
+    def test_beside_asyncpg_options_that_cannot_be_read_only_those_are_reported(self) -> None:
+        (problem,) = problems(prepare_on_connect=self.TEXTS, asyncpg_options={"statement_cache_size": -1})
+
+        assert problem.startswith("asyncpg_options: ")
 
 
 class TestPassword:

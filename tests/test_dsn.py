@@ -217,7 +217,7 @@ class TestQueryString:
         assert "is not known" not in str(caught.value)
         assert any(problem.startswith(f"{name}: ") for problem in caught.value.problems)
 
-    @pytest.mark.parametrize("name", ["server_settings", "asyncpg_options", "on_connect"])
+    @pytest.mark.parametrize("name", ["server_settings", "asyncpg_options", "on_connect", "prepare_on_connect"])
     def test_an_option_that_is_no_text_is_refused(self, name: str) -> None:
         assert problems(f"yugabytedb://h?{name}=x") == (
             f"dsn: option 1 of its query string is {name}, which can be given by keyword only",

@@ -630,6 +630,7 @@ BAD: dict[str, Any] = {
     "asyncpg_options": {RIGHT: RIGHT, "statement_cache_size": RIGHT, "password": RIGHT},
     "server_settings": {"work_mem": 5},
     "on_connect": 5,
+    "prepare_on_connect": f"SELECT '{RIGHT}'",
     "topology_keys": 5,
     "password": [RIGHT],
     "passwrd": RIGHT,

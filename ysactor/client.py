@@ -13,6 +13,7 @@ from .actor import Ended, open_tree
 from .cluster.actor import ClusterActor
 from .cluster.info import ClusterInfo
 from .config import Config
+from .connection.setup import Preparation
 from .connection.single import open_single
 from .driver.choose import choose
 from .errors import PoolClosed
@@ -34,6 +35,7 @@ class Cluster:
         self._actor = actor
         self._driver = driver
         self._config = config
+        self._preparation = Preparation(config)
         self._numbers = 0
 
     def info(self) -> ClusterInfo:
@@ -62,7 +64,8 @@ class Cluster:
         if self._is_closed:
             raise PoolClosed("the cluster is closed")
         self._numbers += 1
-        async with open_single(self._nursery, self._actor, self._driver, self._config, self._numbers) as conn:
+        number, preparation = self._numbers, self._preparation
+        async with open_single(self._nursery, self._actor, self._driver, self._config, number, preparation) as conn:
             yield conn
 
 

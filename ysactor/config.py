@@ -40,6 +40,7 @@ class Config:
     """Never holds `application_name`; may hold `statement_timeout` if the field of that name is None."""
     asyncpg_options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     on_connect: Callable[[Any], Awaitable[None]] | None = None
+    prepare_on_connect: tuple[str, ...] = field(default=(), repr=False)
     load_balance: LoadBalance = LoadBalance.OFF
     topology_keys: tuple[TopologyKey, ...] = ()
     fallback_to_topology_keys_only: bool = False

@@ -332,6 +332,39 @@ async def test_asyncpgs_other_methods(session, tmp_path):
     assert session.is_clean()
 
 
+async def test_a_statement_that_is_only_prepared_is_shown_and_does_nothing(cluster, session):
+    cluster.answer("INSERT INTO t VALUES ($1)", lambda statement: statement.put("t", statement.args))
+    raw = session.raw
+
+    await session.drive(raw.executemany("INSERT INTO t  VALUES ($1);", []))
+    await session.drive(raw.prepare("SELECT 1"))
+    [view] = cluster.servers[0].sessions
+    assert view.prepared == ("INSERT INTO t VALUES ($1)", "SELECT 1")
+    assert cluster.table.get("t") is None
+    assert cluster.journal.statements() == ("PREPARE INSERT INTO t VALUES ($1)", "PREPARE SELECT 1")
+
+    await session.drive(raw.execute("DEALLOCATE ALL"))
+    assert cluster.servers[0].sessions[0].prepared == ()
+    await session.drive(raw.prepare("SELECT 1"))
+    await session.drive(raw.execute("DISCARD ALL"))
+    assert cluster.servers[0].sessions[0].prepared == ()
+
+
+async def test_what_is_wrong_with_a_statements_text_is_found_as_it_is_prepared(cluster, session):
+    raw = session.raw
+    cluster.answer("SELECT * FROM late", error("42P01"), times=2)
+    cluster.answer("SELECT 1 / $1", error("22012"))
+    cluster.answer("SELECT * FROM mine", error("42P01"))
+    cluster.servers[0].answer("SELECT * FROM mine", [{"id": 1}])
+
+    await _fails(session, raw.executemany("SELECT * FROM late", []), "42P01")
+    await _fails(session, raw.prepare("select * from late"), "42P01")
+    for sql in ("SELECT * FROM late", "SELECT 1 / $1", "SELECT * FROM mine"):
+        await session.drive(raw.executemany(sql, []))
+    assert cluster.servers[0].sessions[0].prepared == ("SELECT * FROM late", "SELECT 1 / $1", "SELECT * FROM mine")
+    await _fails(session, raw.fetch("SELECT 1 / $1", 0), "22012")
+
+
 async def test_a_cursor_needs_a_transaction(session):
     async def opened():
         return await session.raw.cursor("SELECT 1")

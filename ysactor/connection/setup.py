@@ -1,4 +1,4 @@
-"""What makes a new session ready for its first holder: the user's `on_connect`."""
+"""What makes a new session ready for its first holder: the user's `on_connect`, then `prepare_on_connect`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..policy.classify import sqlstate_of
 from .actor import undo
 from .handle import Connection
 from .hook import HookFailed
+from .warming import WarmUp
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -22,15 +23,33 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def preparation(config: Config, record: Record) -> Callable[[Session], Awaitable[None]] | None:
-    """`on_connect` for one connection, or None where there is nothing to do. Run once on each that opens."""
-    hook = config.on_connect
-    if hook is None:
-        return None
+class Preparation:
+    """What every new connection of one pool goes through before it has a holder."""
 
-    async def prepare(session: Session) -> None:
+    __slots__ = ("_hook", "_patience", "_warm_up")
+
+    def __init__(self, config: Config) -> None:
+        self._hook = config.on_connect
+        self._patience = config.cancel_timeout
+        self._warm_up = WarmUp(config) if config.prepare_on_connect else None
+
+    def of(self, record: Record) -> Callable[[Session], Awaitable[None]] | None:
+        """That of one connection, to be run once; None where there is nothing to do."""
+        hook, warm_up = self._hook, self._warm_up
+        if hook is None:
+            return None if warm_up is None else warm_up.run
+
+        async def prepare(session: Session) -> None:
+            await self._call(hook, record, session)
+            if warm_up is not None:
+                # After the hook: it may set the search path, and asyncpg drops statements when it is given a codec.
+                await warm_up.run(session)
+
+        return prepare
+
+    async def _call(self, hook: Callable[[Any], Awaitable[None]], record: Record, session: Session) -> None:
         record.session = session
-        conn = _Unserved(record, config.cancel_timeout)
+        conn = _Unserved(record, self._patience)
         try:
             await hook(conn)
             await conn.finish()
@@ -41,8 +60,6 @@ def preparation(config: Config, record: Record) -> Callable[[Session], Awaitable
         finally:
             conn._end()
             record.session = None
-
-    return prepare
 
 
 class _Unserved(Connection):

@@ -14,17 +14,22 @@ from .actor import run_connection
 from .handle import Connection
 from .messages import Close, ConnectionEvent, ConnectionMessage, Ended, Opened, OpenFailed, Settled
 from .record import Place, Record
-from .setup import preparation
 
 if TYPE_CHECKING:
     from ..cluster.actor import ClusterActor
     from ..config import Config
     from ..driver.protocol import Driver
+    from .setup import Preparation
 
 
 @asynccontextmanager
 async def open_single(
-    nursery: trio.Nursery, cluster: ClusterActor, driver: Driver, config: Config, number: int
+    nursery: trio.Nursery,
+    cluster: ClusterActor,
+    driver: Driver,
+    config: Config,
+    number: int,
+    preparation: Preparation,
 ) -> AsyncGenerator[Connection]:
     """See `Cluster.connect`. Its actor runs in `nursery`, the cluster's, and ends with it: so does the block then."""
     ref: Ref[ConnectionMessage]
@@ -38,7 +43,7 @@ async def open_single(
 
     async def live() -> None:
         with life:
-            await run_connection(record, inbox, events, cluster.ref, driver, config, preparation(config, record))
+            await run_connection(record, inbox, events, cluster.ref, driver, config, preparation.of(record))
 
     await trio.lowlevel.checkpoint_if_cancelled()
     nursery.start_soon(live, name=f"ysactor.connection[{number}]")

@@ -109,6 +109,8 @@ class TrioAsyncioDriver:
         asyncpg: Any = importlib.import_module("asyncpg")
         options = {
             "direct_tls": False,
+            # asyncpg would drop after five minutes what is to be kept ready.
+            **({"max_cached_statement_lifetime": 0} if config.prepare_on_connect else {}),
             **config.asyncpg_options,
             "loop": stages,
             "connection_class": _connection_class(asyncpg),

@@ -78,6 +78,10 @@ _PASSED: Mapping[str, Reader] = MappingProxyType(
 )
 """asyncpg's arguments that are passed on, and what they take."""
 
+STATEMENT_CACHE_SIZE = 100
+MAX_CACHEABLE_STATEMENT_SIZE = 15 * 1024
+"""asyncpg's defaults: how many prepared statements a connection keeps, and of how many characters at most."""
+
 _OWN: Mapping[str, str] = MappingProxyType(
     {
         "connection_class": "ysactor brings its own",

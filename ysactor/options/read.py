@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from .dsn import Dsn, parse_dsn
 from .hosts import Seed, libpq_ports, libpq_seeds, resolve
+from .passthrough import MAX_CACHEABLE_STATEMENT_SIZE, STATEMENT_CACHE_SIZE
 from .pgpass import PassFile, default_path, read_passfile
 from .readers import Invalid, Reader, shown
 from .table import ENVIRONMENT, LIBPQ, OPTIONS, Option, suggestion, unknown_in_dsn
@@ -136,6 +137,7 @@ class _Reading:
         made["database"] = self.found.get("database", self.found.get("user", _DEFAULT_USER))
         made |= self.sizes()
         self.delays()
+        self.statements()
         made["server_settings"] = self.settings()
         made |= self.passwords(made)
         own = {"port", "ssl", "pool_size", "server_settings", *FURTHER, *LIBPQ}
@@ -194,6 +196,27 @@ class _Reading:
             self.report("failed_host_max_delay_secs", "a failed_host_reconnect_delay_secs of 0 takes none")
         elif most < delay:
             self.report("failed_host_max_delay_secs", f"{most} is less than failed_host_reconnect_delay_secs, {delay}")
+
+    def statements(self) -> None:
+        """What `prepare_on_connect` lists has to fit where asyncpg keeps prepared statements."""
+        texts: tuple[str, ...] = self.found.get("prepare_on_connect", ())
+        if not texts or "asyncpg_options" in self.failed:
+            return
+        options = cast("Mapping[str, Any]", self.found.get("asyncpg_options", {}))
+        room = options.get("statement_cache_size", STATEMENT_CACHE_SIZE)
+        longest = options.get("max_cacheable_statement_size", MAX_CACHEABLE_STATEMENT_SIZE)
+        if room == 0:
+            self.report(
+                "prepare_on_connect", "a statement_cache_size of 0, in asyncpg_options, keeps none: leave one out"
+            )
+        elif len(texts) > room:
+            excess = f"it lists {len(texts)} statements, and a connection keeps {room}"
+            self.report("prepare_on_connect", f"{excess}: list fewer, or raise statement_cache_size in asyncpg_options")
+        for number, text in enumerate(texts, 1):
+            if 0 < longest < len(text):
+                excess = f"statement {number} has {len(text)} characters, and one of more than {longest} is not kept"
+                advice = "raise max_cacheable_statement_size in asyncpg_options, where 0 is no limit"
+                self.report("prepare_on_connect", f"{excess}: {advice}")
 
     def settings(self) -> Mapping[str, str]:
         """`server_settings` without what has an option of its own."""

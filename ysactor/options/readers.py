@@ -148,6 +148,25 @@ def on_connect(value: object) -> Callable[[Any], Any] | None:
     return cast("Callable[[Any], Any]", value)
 
 
+def statements(value: object) -> tuple[str, ...]:
+    """SQL texts, each once. No message holds a piece of one: there may be a secret in it."""
+    if isinstance(value, str):
+        raise Invalid("a sequence of SQL texts; put a single one into a list")
+    texts = elements(value)
+    if texts is None:
+        raise Invalid("a sequence of SQL texts")
+    found: dict[str, None] = {}
+    for number, given in enumerate(texts, 1):
+        if not isinstance(given, str):
+            raise Invalid(f"a sequence of SQL texts, and entry {number} is not text")
+        if not given.strip():
+            raise Invalid(f"a sequence of SQL texts, and entry {number} is empty: leave it out")
+        if not encodable(given):
+            raise Invalid(f"text without NUL that can be encoded as UTF-8, which entry {number} is not")
+        found[given] = None
+    return tuple(found)
+
+
 def parse_integer(given: str) -> object:
     """What text says, if it is a whole number or a word for no limit."""
     if _INTEGER.fullmatch(given):

@@ -76,6 +76,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "server_settings": Option(passthrough.server_settings, None),
         "asyncpg_options": Option(passthrough.asyncpg_options, None, secret=True),
         "on_connect": Option(readers.on_connect, None),
+        "prepare_on_connect": Option(readers.statements, None, secret=True),
         "load_balance": Option(placement.load_balance),
         "topology_keys": Option(placement.topology_keys),
         "fallback_to_topology_keys_only": Option(boolean, parse_boolean),

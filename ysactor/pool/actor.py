@@ -16,7 +16,7 @@ from ..actor import Inbox, Ref, open_mailbox, send_after
 from ..connection.actor import run_connection
 from ..connection.messages import Close, ConnectionEvent, ConnectionMessage, Ended, Opened, OpenFailed, Settled
 from ..connection.record import Place, Record
-from ..connection.setup import preparation
+from ..connection.setup import Preparation
 from ..errors import Error, PoolClosed
 from ..policy.rebalance import Held, plan
 from .ledger import Ledger
@@ -56,6 +56,7 @@ class PoolActor:
         self.ref, self._inbox = open_mailbox()
         self._rng = rng
         self._numbers = 0
+        self._preparation = Preparation(config)
         self._pause = Pause()
         self._is_paused = False
         self._shrink_due = False
@@ -149,7 +150,7 @@ class PoolActor:
             self.cluster.ref,
             self.driver,
             self.config,
-            preparation(self.config, record),
+            self._preparation.of(record),
             name=f"ysactor.connection[{number}]",
         )
 

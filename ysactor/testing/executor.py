@@ -52,6 +52,8 @@ class Executor:
         self.pid = pid
         self.settings = settings
         self.channels: set[str] = set()
+        self.prepared: dict[str, None] = {}
+        """The statements that were prepared, oldest first."""
         self.copying = False
         """COPY has begun and its data has not come yet."""
         self._transaction: Transaction | None = None
@@ -102,6 +104,16 @@ class Executor:
     async def run_statement(self, sql: str, args: tuple[Any, ...]) -> Result:
         """One statement inside the running one's transaction: what `executemany` repeats."""
         return await self._answer(sql, args)
+
+    def prepare(self, sql: str) -> None:
+        """Prepare a statement without running it.
+
+        What is wrong with its text or its names fails here already: scripted errors of SQLSTATE class 42, no others.
+        """
+        refusal = self.server.refusal_of(sql)
+        if refusal is not None:
+            raise refusal
+        self.prepared[sql] = None
 
     async def query(self, sql: str, args: tuple[Any, ...]) -> Result:
         """What one request asks for: a statement, or a string of several."""

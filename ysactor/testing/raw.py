@@ -70,18 +70,15 @@ class FakeConnection:
         return (await self.ask(query, args, timeout)).tag
 
     async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
-        """Run a statement with each of these arguments, in one transaction."""
-        await self._ask_many(command, args, timeout)
+        """Run a statement with each of these arguments, in one transaction. With none of them it is only prepared."""
+        each = tuple(args)
+        await (self._ask_many(command, each, timeout) if each else self._prepare(command, timeout))
 
     async def prepare(
         self, query: str, *, name: str | None = None, timeout: float | None = None, record_class: Any = None
     ) -> FakePrepared:
         """A prepared statement."""
-
-        async def parse(_session: Executor) -> Result:
-            return Result(tag="PREPARE")
-
-        await self._session.exchange(f"PREPARE {tidy(query)}", work=parse, timeout=timeout)
+        await self._prepare(query, timeout)
         return FakePrepared(self, query, name or f"__fake_{id(query):x}__")
 
     def cursor(
@@ -280,6 +277,13 @@ class FakeConnection:
     async def ask(self, query: str, args: tuple[Any, ...], timeout: float | None) -> Result:
         """One statement, and all it came to."""
         return await self._session.exchange(query, args, timeout=timeout)
+
+    async def _prepare(self, query: str, timeout: float | None) -> None:
+        async def parse(executor: Executor) -> Result:
+            executor.prepare(tidy(query))
+            return Result(tag="PREPARE")
+
+        await self._session.exchange(f"PREPARE {tidy(query)}", work=parse, timeout=timeout)
 
     async def _ask_many(self, query: str, args: Iterable[Sequence[Any]], timeout: float | None) -> Result:
         each = tuple(tuple(one) for one in args)

@@ -76,6 +76,18 @@ class Script:
             return tidy(self.pattern).lower() == sql.lower()
         return self.pattern.fullmatch(sql) is not None
 
+    def use(self) -> None:
+        """Use up one of its times."""
+        if self.times is not None:
+            self.times -= 1
+
+    def refusal(self) -> Exception | None:
+        """The error that it answers before the statement is run, when it is prepared."""
+        sqlstate = getattr(self.answer, "sqlstate", None)
+        if not isinstance(self.answer, Exception) or not str(sqlstate).startswith("42"):
+            return None
+        return self.answer.with_traceback(None)
+
     async def __call__(self, statement: Statement) -> Result:
         """Answer one statement."""
         answer = self.answer
@@ -104,11 +116,13 @@ class Scripts:
         """Answer these statements from now on."""
         self._scripts.append(Script(pattern, answer, times))
 
+    def find(self, sql: str) -> Script | None:
+        """The script for this statement, if it were run."""
+        return next((script for script in reversed(self._scripts) if script.matches(sql)), None)
+
     def take(self, sql: str) -> Script | None:
         """The script for this statement, one of its times used up."""
-        for script in reversed(self._scripts):
-            if script.matches(sql):
-                if script.times is not None:
-                    script.times -= 1
-                return script
-        return None
+        script = self.find(sql)
+        if script is not None:
+            script.use()
+        return script

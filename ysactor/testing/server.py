@@ -51,6 +51,8 @@ class SessionView:
     """What is set in the session: start-up parameters, and SET."""
     channels: frozenset[str]
     """What it listens to."""
+    prepared: tuple[str, ...]
+    """The statements that were prepared in it, `prepare_on_connect` among them, oldest first."""
 
 
 Listed: TypeAlias = "FakeServer | Mapping[str, Any]"
@@ -257,6 +259,14 @@ class FakeServer:
         """The scripted answer for this statement, its own before its cluster's."""
         return self._scripts.take(sql) or self.cluster.scripts.take(sql)
 
+    def refusal_of(self, sql: str) -> Exception | None:
+        """The scripted error that this statement meets as it is prepared."""
+        script = self._scripts.find(sql) or self.cluster.scripts.find(sql)
+        refusal = None if script is None else script.refusal()
+        if script is not None and refusal is not None:
+            script.use()
+        return refusal
+
     def take_cut(self) -> Literal["before", "after"] | None:
         """Where this COMMIT is cut, if it is."""
         return self._cuts.pop(0) if self._cuts else None
@@ -319,4 +329,5 @@ def _view(backend: Backend) -> SessionView:
         tls=backend.tls,
         settings=settings,
         channels=frozenset(backend.executor.channels),
+        prepared=tuple(backend.executor.prepared),
     )

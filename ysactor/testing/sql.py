@@ -249,6 +249,7 @@ def _discard_all(m: Match) -> Result:
         raise error("25001", "DISCARD ALL cannot run inside a transaction block")
     m.session.settings.reset("all")
     m.session.channels.clear()
+    m.session.prepared.clear()
     return Result(tag="DISCARD ALL")
 
 
@@ -259,6 +260,8 @@ def _unlock(m: Match) -> Result:
 
 @_knows(r"close all|deallocate all|discard (?:plans|sequences|temp|temporary)")
 def _forget(m: Match) -> Result:
+    if first_word(m.found[0]) == "deallocate":
+        m.session.prepared.clear()
     return Result(
         tag={"close": "CLOSE CURSOR ALL", "deallocate": "DEALLOCATE ALL"}.get(
             first_word(m.found[0]), m.found[0].upper()
