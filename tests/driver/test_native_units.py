@@ -14,30 +14,9 @@ from typing import Any
 import pytest
 import trio
 
-from ysactor.driver.native.messages import cancel_request, last_words
+from ysactor.driver.native.messages import cancel_request
 from ysactor.driver.native.names import missing
 from ysactor.driver.protocol import Status
-
-
-def error(severity: str, message: str) -> bytes:
-    body = f"S{severity}\0V{severity}\0C57P01\0M{message}\0\0".encode()
-    return b"E" + struct.pack("!i", 4 + len(body)) + body
-
-
-@pytest.mark.parametrize(
-    ("tail", "words"),
-    [
-        (b"", None),
-        (b"E", None),
-        (b"E\0\0\0\4", None),
-        (error("FATAL", "going down"), "going down"),
-        (b"E half a message before it E\0" + error("PANIC", "EEE"), "EEE"),
-        (error("ERROR", "a mere error"), None),
-        (error("FATAL", "not the last") + b"Z\0\0\0\5I", None),
-    ],
-)
-def test_a_servers_last_words_are_a_fatal_error_at_the_very_end(tail: bytes, words: str | None) -> None:
-    assert last_words(tail) == words
 
 
 @pytest.mark.parametrize("secret", [7, struct.pack("!i", 7), b"k" * 32])

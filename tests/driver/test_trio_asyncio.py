@@ -12,6 +12,7 @@ import trio
 
 from ysactor.config import Config
 from ysactor.driver.protocol import ConnectFailure, Phase, Status
+from ysactor.errors import ConnectionLost
 from ysactor.servers import HostPort
 
 trio_asyncio = pytest.importorskip("trio_asyncio", exc_type=(ImportError, AttributeError))
@@ -155,3 +156,41 @@ def test_nothing_imports_trio_asyncio_before_it_is_chosen():
     )
     assert done.stdout.splitlines()[1:] == ["True"], done.stderr
     assert "trio_asyncio" not in done.stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize("way", ["tcp", "tls", "socket directory"])
+async def test_a_loss_carries_the_servers_words_idle_and_in_a_call(bed, way):
+    changes = {"tls": bed.tls()} if way == "tls" else {}
+    host = bed.unix if way == "socket directory" else bed.tcp
+    told = []
+    lost = trio.Event()
+
+    class Owner:
+        def lost(self, reason):
+            told.append(reason)
+            lost.set()
+
+        def abandoned(self):
+            raise AssertionError("nobody has left a call")
+
+    words = "closed by the server: terminating connection due to administrator command"
+    async with trio.open_nursery() as nursery:
+        driver = TrioAsyncioDriver()
+        await nursery.start(driver.run)
+        with trio.fail_after(20):
+            for during in (None, "SELECT pg_terminate_backend(pg_backend_pid())", "SELECT pg_sleep(30)"):
+                session = await driver.connect(host, bed.config(**changes))
+                session.attach(Owner())
+                kill = f"select pg_terminate_backend({session.pid})"
+                if during is None:
+                    bed.server.sql(kill)
+                else:
+                    if "sleep" in during:
+                        nursery.start_soon(trio.to_thread.run_sync, bed.server.sql, kill)
+                    with pytest.raises(ConnectionLost) as caught:
+                        await session.drive(session.raw.execute(during))
+                    assert caught.value.reason == words
+                await lost.wait()
+                lost = trio.Event()
+        nursery.cancel_scope.cancel()
+    assert told == [words] * 3

@@ -12,7 +12,9 @@ from typing import TypeVar
 import asyncpg
 import pytest
 import trio
+import trio.testing
 
+from ysactor.testing.breaking import Break, Framing
 from ysactor.testing.postgres import Authority, PostgresServer, Run, create_data
 from ysactor.testing.proxy import FaultProxy, open_fault_proxy
 
@@ -32,6 +34,8 @@ class Echo:
 
     def __init__(self) -> None:
         self.seen = bytearray()
+        self.welcome = STARTUP
+        """What answers a start-up message: itself is no message of the kind that a server sends."""
         self.cancels = trio.Event()
         self._dialled: list[trio.SocketStream] = []
 
@@ -42,7 +46,7 @@ class Echo:
 
     async def connected(self, proxy: FaultProxy) -> trio.SocketStream:
         stream = await self.dial(proxy)
-        await said(stream, STARTUP)
+        await said(stream, STARTUP, self.welcome)
         return stream
 
     def hang_up(self) -> None:
@@ -56,7 +60,7 @@ class Echo:
                 if chunk.startswith(CANCEL):
                     self.cancels.set()
                     return
-                await stream.send_all(chunk)
+                await stream.send_all(self.welcome if chunk == STARTUP else chunk)
         except trio.BrokenResourceError:
             pass
         finally:
@@ -76,15 +80,15 @@ async def before_echo() -> AsyncIterator[tuple[FaultProxy, Echo]]:
         nursery.cancel_scope.cancel()
 
 
-async def said(stream: trio.abc.Stream, message: bytes) -> None:
-    """Send it and get it back."""
+async def said(stream: trio.abc.Stream, message: bytes, expected: bytes = b"") -> None:
+    """Send it and get it back, or what is expected instead."""
     await stream.send_all(message)
-    answer = b""
-    while len(answer) < len(message):
+    answer, expected = b"", expected or message
+    while len(answer) < len(expected):
         chunk = await stream.receive_some()
         assert chunk, "closed in the middle of the answer"
         answer += chunk
-    assert answer == message
+    assert answer == expected
 
 
 @pytest.mark.trio
@@ -231,6 +235,99 @@ async def test_a_commit_is_cut_on_the_side_asked_for_and_once(when: str, arrives
         assert proxy.commits_cut == 1
         assert echo.seen.endswith(commit) is arrives
         await said(await echo.connected(proxy), commit)
+
+
+def message(kind: bytes, content: bytes) -> bytes:
+    return kind + struct.pack("!I", len(content) + 4) + content
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("at", [0, 1, 5, 9, 1000])
+def test_a_break_is_found_at_its_byte_whatever_the_chunks(at: int, size: int) -> None:
+    before = message(b"D", b"D\0\0\0\x09") + message(b"C", b"") + message(b"C", b"SELECT 1\0")
+    broken, after = message(b"C", b"COMMIT\0"), message(b"C", b"COMMIT\0") + b"Z\0\0"
+    framing, wanted = Framing(), Break("answer", b"C", at, b"COMMIT", "hold")
+    whole = before + broken + after
+    passed, held = b"", None
+    for start in range(0, len(whole), size):
+        now, later = framing.take(whole[start : start + size], wanted if held is None else None)
+        if later is not None:
+            assert passed + now == before + broken[:at]
+            held = later
+        elif held is not None:
+            held += now
+        else:
+            passed += now
+    assert held is not None
+    assert held == (broken + after)[min(at, len(broken)) :]
+
+
+@pytest.mark.parametrize("known", range(1, 17))
+def test_a_break_that_is_asked_for_in_the_middle_of_a_message_takes_nothing_back(known: int) -> None:
+    first, second = message(b"C", b"COMMIT\0"), message(b"C", b"COMMIT\0")
+    framing, wanted = Framing(), Break("answer", b"C", 3, b"", "reset")
+    whole = first + second
+    passed, later = framing.take(whole[:known], None)
+    assert (passed, later) == (whole[:known], None), "what is not looked for is not held back"
+    now, later = framing.take(whole[known:], wanted)
+    # The length of a message tells where the next begins, so the first can still be met before it is complete.
+    end = max(known, 3) if known < 5 else len(first) + max(3, known - len(first))
+    assert passed + now == whole[:end]
+    assert later == whole[end:]
+
+
+@pytest.mark.trio
+async def test_a_message_is_broken_in_its_middle_on_the_side_asked_for() -> None:
+    row = message(b"D", b"twelve bytes")
+    async with before_echo() as (proxy, echo):
+        echo.welcome = message(b"Z", b"I")
+        stream = await echo.connected(proxy)
+        proxy.break_next("answer", b"D", at=7)
+        await said(stream, statement("select 1"))
+        assert proxy.messages_broken == 0
+        await stream.send_all(row)
+        assert await stream.receive_some() == row[:7]
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.receive_some()
+        assert echo.seen.endswith(row)
+
+        stream = await echo.connected(proxy)
+        proxy.break_next("request", b"D", at=7, begins=b"twe", then="close")
+        await said(stream, message(b"D", b"other"))
+        await stream.send_all(row)
+        assert await stream.receive_some() in {row[:7], b""}
+        while not echo.seen.endswith(row[:7]):  # noqa: ASYNC110 - the peer sees it when the kernel tells it
+            await trio.sleep(0.002)
+        assert proxy.messages_broken == 2
+
+        await said(await echo.connected(proxy), row)
+
+
+@pytest.mark.trio
+async def test_a_message_that_is_held_goes_on_from_the_same_byte() -> None:
+    row = message(b"D", b"x" * 200_000)
+    async with before_echo() as (proxy, echo):
+        echo.welcome = message(b"Z", b"I")
+        stream = await echo.connected(proxy)
+        proxy.break_next("answer", b"D", at=10, then="hold")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(said, stream, row + statement("select 1"))
+            while not proxy.messages_broken:  # noqa: ASYNC110 - nothing tells when
+                await trio.sleep(0.002)
+            await trio.testing.wait_all_tasks_blocked()
+            assert nursery.child_tasks, "it does not come"
+            proxy.resume()
+        await said(stream, row)
+
+
+@pytest.mark.trio
+async def test_answers_come_in_pieces() -> None:
+    async with before_echo() as (proxy, echo):
+        stream = await echo.connected(proxy)
+        proxy.piece = 1
+        await stream.send_all(b"Q1234")
+        pieces = [bytes(await stream.receive_some()) for _ in range(5)]
+        assert pieces == [b"Q", b"1", b"2", b"3", b"4"]
 
 
 @pytest.mark.trio

@@ -38,7 +38,7 @@ class Connection:
     """
 
     __slots__ = (
-        *("_begin", "_failure", "_half_sent", "_lease", "_listeners", "_live", "_patience", "_record"),
+        *("_begin", "_ears", "_failure", "_half_sent", "_lease", "_listeners", "_live", "_patience", "_record"),
         *("_role_changed", "_savepoints"),
     )
 
@@ -57,6 +57,8 @@ class Connection:
         """Whether the next holder would act as somebody else."""
         self._savepoints = 0
         self._listeners: dict[tuple[str, Listener], Any] = {}
+        self._ears: list[tuple[str, Any]] = []
+        """What the driver may call: also what is left of a LISTEN or UNLISTEN that was cancelled."""
 
     # --- statements --------------------------------------------------------------------------------------------------
 
@@ -128,7 +130,7 @@ class Connection:
         It needs an open transaction, as asyncpg's does, and ends with it. `prefetch` rows (50) are read at a time.
         """
         raw = self._raw.cursor(query, *args, prefetch=prefetch, record_class=record_class)
-        return CursorFactory(self, raw, timeout)
+        return CursorFactory(self, raw, timeout, prefetch)
 
     def transaction(
         self, *, isolation: str | None = None, readonly: bool = False, deferrable: bool = False
@@ -181,17 +183,25 @@ class Connection:
         What it raises is logged. Listeners end with the lease.
         """
 
+        key = (channel, callback)
+
         def heard(_raw: object, pid: int, channel: str, payload: str) -> None:
-            if self._live:
+            if self._live and self._listeners.get(key) is heard:
                 callback(self, pid, channel, payload)
 
-        key = (channel, callback)
         if inspect.iscoroutinefunction(callback):
             raise ConfigurationError(["callback: must be a plain function, which runs while the socket is read"])
         if key in self._listeners:
             return
-        await self._run(self._raw.add_listener(channel, heard), None)
+        raw = self._raw
         self._listeners[key] = heard
+        self._ears.append((channel, heard))
+        try:
+            await self._run(raw.add_listener(channel, heard), None)
+        except BaseException:
+            # Cancelled, it may have been carried out: what is added next time must not be heard twice.
+            del self._listeners[key]
+            raise
 
     async def remove_listener(self, channel: str, callback: Listener) -> None:
         """Undo `add_listener`; nothing if there was none."""
@@ -199,8 +209,11 @@ class Connection:
         if heard is None:
             self._session()
             return
-        await self._run(self._raw.remove_listener(channel, heard), None)
+        raw = self._raw
+        # Before UNLISTEN, which may be cancelled: from here on it is to be heard no more, and may be added anew.
         del self._listeners[channel, callback]
+        await self._run(raw.remove_listener(channel, heard), None)
+        self._ears.remove((channel, heard))
 
     async def set_type_codec(self, typename: str, **options: Any) -> None:
         """Set an encoder and decoder for a type, with asyncpg's options. It stays on the connection after the lease."""
@@ -407,8 +420,8 @@ class Connection:
             self._record.owe_sync()
         if self._role_changed and self._is_live():
             self._record.owe_role()
-        if self._listeners and self._is_live():
-            self._record.owe_silence(tuple((channel, heard) for (channel, _), heard in self._listeners.items()))
+        if self._ears and self._is_live():
+            self._record.owe_silence(tuple(self._ears))
         self._live = False
 
 

@@ -27,7 +27,8 @@ from ..servers import HostPort
 from .password import password_of
 from .protocol import ConnectFailure, Phase
 from .trio_asyncio_session import TrioAsyncioSession
-from .trio_asyncio_work import known_failures, run
+from .trio_asyncio_work import Patient, known_failures, run
+from .words import Ear
 
 _log = logging.getLogger("ysactor")
 
@@ -132,7 +133,7 @@ class TrioAsyncioDriver:
             raise ConnectFailure(stages.phase_of(error), detail, sqlstate=_sqlstate(error)) from error
         finally:
             stages.forget()
-        session = TrioAsyncioSession(self._loop, connection, host, config.socket_timeout)
+        session = TrioAsyncioSession(self._loop, connection, host, config.socket_timeout, stages.last_words)
         self._sessions.add(session)
         return session
 
@@ -157,22 +158,23 @@ class _Stages:
         self._host = host
         self._password: _Password | None = password
         self._told: list[Any] = []
+        self._ear: Ear | None = None
         self._phase = Phase.CONNECT
 
     async def create_connection(self, factory: Any, *args: Any, **options: Any) -> Any:
         """asyncio-flavoured."""
-        made = await self.loop.create_connection(lambda: self._tell(factory()), *args, **options)
+        made = await self.loop.create_connection(lambda: self._listen(self._tell(factory())), *args, **options)
         self._phase = Phase.LOGIN if self.context is None or "ssl" in options else Phase.TLS
         with suppress(OSError):  # it is gone already; the login will find out
             # A peer that is gone without a word is found out by the kernel at last. asyncio leaves this off.
             made[0].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return made
+        return made[0], made[1].protocol if isinstance(made[1], Ear) else made[1]
 
     async def create_unix_connection(self, factory: Any, *_: Any) -> Any:
         """asyncio-flavoured."""
-        made = await self.loop.create_unix_connection(lambda: self._tell(factory()), self._host.unix_path)
+        made = await self.loop.create_unix_connection(lambda: self._listen(self._tell(factory())), self._host.unix_path)
         self._phase = Phase.LOGIN
-        return made
+        return made[0], made[1].protocol if isinstance(made[1], Ear) else made[1]
 
     async def start_tls(self, *args: Any, **options: Any) -> Any:
         """asyncio-flavoured."""
@@ -183,7 +185,7 @@ class _Stages:
 
             def set_and_tell(protocol: Any) -> None:
                 del made.set_protocol
-                set_protocol(self._tell(protocol))
+                set_protocol(self._listen(self._tell(protocol)))
 
             made.set_protocol = set_and_tell
         return made
@@ -194,6 +196,17 @@ class _Stages:
             protocol.password = None if self._password is None else self._password.text
             self._told.append(protocol)
         return protocol
+
+    def _listen(self, protocol: Any) -> Any:
+        """Hear what is sent to a protocol that logs in."""
+        if not hasattr(protocol, "password"):
+            return protocol
+        self._ear = Ear(protocol)
+        return self._ear
+
+    def last_words(self) -> str | None:
+        """What the server said before it hung up, if it did."""
+        return None if self._ear is None else self._ear.last_words()
 
     def forget(self) -> None:
         """The login has ended, one way or the other."""
@@ -265,7 +278,14 @@ def _connection_class(asyncpg: Any) -> Any:
             loop=loop.loop, addr=addr, params=params, backend_pid=pid, backend_secret=secret
         )
 
-    return type("Connection", (base,), {"__slots__": ("interrupt",), "__init__": init})
+    def copy_in(self: Any, *args: Any) -> Any:
+        return base._copy_in(Patient(self), *args)
+
+    def copy_out(self: Any, *args: Any) -> Any:
+        return base._copy_out(Patient(self), *args)
+
+    members = {"__slots__": ("interrupt",), "__init__": init, "_copy_in": copy_in, "_copy_out": copy_out}
+    return type("Connection", (base,), members)
 
 
 def _load() -> Any:

@@ -20,11 +20,25 @@ T = TypeVar("T")
 
 _END: Any = object()
 
+_STALE = frozenset({"26000", "XX000"})
+"""SQLSTATEs of a prepared statement that the server has no more (DISCARD ALL, DEALLOCATE), and of one that names a type
+that is no more, an internal error to the server. asyncpg would use the same statement again, for every later holder."""
+
+_PATIENCE = 0.1
+"""Seconds that a server is given to carry out a cancel request before it is sent another one."""
+
 
 class TrioAsyncioSession:
     """An open session. Made by `TrioAsyncioDriver.connect`. All is Trio-flavoured but what says otherwise."""
 
-    def __init__(self, loop: Any, connection: Any, host: HostPort, socket_timeout: float | None) -> None:
+    def __init__(
+        self,
+        loop: Any,
+        connection: Any,
+        host: HostPort,
+        socket_timeout: float | None,
+        last_words: Callable[[], str | None],
+    ) -> None:
         self._loop = loop
         self._connection = connection
         self._host = host
@@ -37,6 +51,7 @@ class TrioAsyncioSession:
         self._events: SessionEvents | None = None
         self._reason = ""
         self._untold: str | None = None
+        self._last_words = last_words
         connection.add_termination_listener(self._terminated)
 
     @property
@@ -83,7 +98,7 @@ class TrioAsyncioSession:
             call.close()
             raise
         socket_until = trio.current_time() + self._socket_timeout
-        work = self._work = Work(self._loop, call)
+        work = self._work = Work(self._loop, call, self._connection._transport)
         self._state = Status.BUSY
         try:
             await work.watch(min(until, socket_until), grace)
@@ -134,7 +149,7 @@ class TrioAsyncioSession:
         """Make a Trio-flavoured function an asyncio-flavoured one, for a driven call."""
 
         async def translated(data: bytes) -> None:
-            await self._errand(lambda: write(data))
+            await self._errand(lambda: write(data), is_sink=True)
 
         return translated
 
@@ -145,7 +160,7 @@ class TrioAsyncioSession:
             return self.status is not Status.CLOSED
         settled = False
         try:
-            with trio.move_on_after(timeout):
+            with trio.move_on_after(timeout), suppress(*known_failures(), asyncio.CancelledError):
                 settled = timeout > 0 and await self._drain()
         finally:
             if not settled:
@@ -226,36 +241,61 @@ class TrioAsyncioSession:
             raise ConnectionLost(self._reason, self._host)
         self._state = Status.IDLE
         try:
-            return work.task.result()
+            result = work.task.result()
         except BaseException as error:
             # asyncpg has several names for a connection that is gone, `InternalClientError` among them.
             if self._connection.is_closed():
                 self._lost()
                 raise ConnectionLost(self._reason, self._host) from error
+            if getattr(error, "sqlstate", None) in _STALE:
+                self._connection._drop_local_statement_cache()
             if work.has_failed_errand:
                 self._work = work
                 self._leave(work)
+            if work.sinks_error is not None:
+                raise work.sinks_error from None
             raise
+        if work.sinks_error is not None:
+            raise work.sinks_error
+        return result
 
     async def _drain(self) -> bool:
         work = self._work
         assert work is not None, "bug: an abandoned session has a call that was left"
         await work.wait()
+        answered = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask_again, answered)
+            await self._run(self._connection._protocol._wait_for_cancellation())
+            answered.set()
         # asyncpg begins no statement before its cancel request has been sent, that request's connection has been closed
         # by the server, and the old statement's answer has been read. In a failed transaction it fails: just as well.
-        await self._run(self._connection.execute("SELECT 1"))
+        with suppress(importlib.import_module("asyncpg.exceptions").PostgresError):
+            await run(self._loop, self._connection.execute("SELECT 1"))
         self._work = None
         return self._state is Status.ABANDONED and not self._connection.is_closed()
+
+    async def _ask_again(self, answered: trio.Event) -> None:
+        """Repeat the request while the statement runs on: one that overtakes its statement finds nothing to cancel.
+
+        It can't hit anything later: the session is not used before the server has closed each request's connection.
+        """
+        while True:
+            with trio.move_on_after(_PATIENCE):
+                await answered.wait()
+            if answered.is_set():
+                return
+            await self._run(self._connection.interrupt())
 
     async def _run(self, call: Coroutine[Any, Any, Any]) -> None:
         """Run something of the session's own; a failure of the server or the network has no consequence."""
         with suppress(*known_failures(), asyncio.CancelledError):
             await run(self._loop, call)
 
-    async def _errand(self, errand: Callable[[], Awaitable[T]]) -> T:
+    async def _errand(self, run: Callable[[], Awaitable[T]], *, is_sink: bool = False) -> T:
         """asyncio-flavoured."""
         assert self._work is not None, "bug: a source or sink is used inside a driven call"
-        return await self._work.ask(errand)
+        return await self._work.ask(run, is_sink=is_sink)
 
     # The end.
 
@@ -263,9 +303,12 @@ class TrioAsyncioSession:
         """asyncpg's connection is over: told from inside the loop, for every reason there is."""
         if self._state is Status.IDLE:
             self._lost()
+        elif self._work is not None:
+            self._work.end_errand()
 
     def _lost(self) -> None:
-        self._over("closed by the server")
+        words = self._last_words()
+        self._over("closed by the server" if words is None else f"closed by the server: {words}")
         self._untold = self._reason
         self._tell()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import trio
@@ -18,6 +20,15 @@ def known_failures() -> tuple[type[Exception], ...]:
     return (OSError, exceptions.PostgresError, exceptions.InterfaceError, exceptions.InternalClientError)
 
 
+@dataclass(frozen=True, slots=True)
+class _Errand:
+    """Something Trio-flavoured that a call waits for."""
+
+    run: Callable[[], Awaitable[Any]]
+    done: Any
+    is_sink: bool
+
+
 class Work:
     """A coroutine that runs as a task of the loop, and the Trio task that waits for it.
 
@@ -25,13 +36,17 @@ class Work:
     COPY, runs in the caller's own task, where the caller's cancel scopes and context are.
     """
 
-    def __init__(self, loop: Any, call: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, loop: Any, call: Coroutine[Any, Any, Any], transport: Any = None) -> None:
+        self._transport = transport
         self._wake = trio.Event()
-        self._errands: deque[tuple[Callable[[], Awaitable[Any]], Any]] = deque()
+        self._errands: deque[_Errand] = deque()
         self._doing: trio.CancelScope | None = None
         self._given_up = False
         self.has_failed_errand = False
         """Whether a source or sink raised: asyncpg then gives the call up in the middle, as if cancelled."""
+        self.sinks_error: Exception | None = None
+        """What a sink raised. It is not told to asyncpg; see `_step_out`."""
+        self._asked: _Errand | None = None
         self._loop = loop
         self.task: Any = loop.create_task(call)
         self.task.add_done_callback(self._ended)
@@ -48,7 +63,7 @@ class Work:
             await self._wake.wait()
             self._wake = trio.Event()
             while self._errands and not self.is_over:
-                await self._do(*self._errands.popleft())
+                await self._do(self._errands.popleft())
 
     async def watch(self, until: float, grace: float | None) -> None:
         """Wait until the work is over or its time has run out. A cancellation is put off for `grace` seconds."""
@@ -62,18 +77,39 @@ class Work:
                 with trio.CancelScope(deadline=min(until, now + grace), shield=True):
                     await self.wait()
 
-    async def ask(self, errand: Callable[[], Awaitable[T]]) -> T:
+    async def ask(self, run: Callable[[], Awaitable[T]], *, is_sink: bool = False) -> T:
         """Have a Trio-flavoured function run in the waiting task. asyncio-flavoured."""
-        future = self._loop.create_future()
-        self._errands.append((errand, future))
+        self._asked = _Errand(run, self._loop.create_future(), is_sink)
+        self._errands.append(self._asked)
         self._wake.set()
-        result: T = await future
+        result: T = await self._asked.done
         return result
 
     def leave(self) -> None:
-        """Cancel it, and do no more errands."""
+        """Cancel it, and do no more errands. It ends some turns of the loop later."""
         self._errands.clear()
-        self.task.cancel()
+        if not self.task.done():
+            # A task that is about to run is let run first: it may be given a piece of a COPY, see `_step_out`.
+            self._loop.call_soon(self._cancel, pause(self._transport))
+
+    def _cancel(self, is_paused: bool) -> None:
+        asked = self._asked
+        if asked is not None and asked.is_sink and not asked.done.done():
+            self._step_out(asked)
+        else:
+            self.task.cancel()
+        if is_paused:
+            self._loop.call_soon(read_on, self._transport)
+
+    def _step_out(self, asked: _Errand) -> None:
+        """Leave a call that waits for its sink.
+
+        asyncpg takes any error in a sink, a cancellation as well, as a reason to wait for the end of the server's
+        answer: for ever, if it has had that already, together with the piece that the sink was given. So it is let go
+        on, and is either at its end then, or waits for the next piece and is cancelled there.
+        """
+        asked.done.set_result(None)
+        self._loop.call_soon(self.leave)
 
     def give_up(self) -> None:
         """Cancel it and wake who waits, without waiting for it to end."""
@@ -83,23 +119,51 @@ class Work:
         if self._doing is not None:
             self._doing.cancel()
 
-    async def _do(self, errand: Callable[[], Awaitable[Any]], future: Any) -> None:
+    def end_errand(self) -> None:
+        """End the errand that is under way, if there is one: the call that waits for it has to find its socket gone."""
+        if self._doing is not None:
+            self._doing.cancel()
+
+    async def _do(self, asked: _Errand) -> None:
         with trio.CancelScope() as self._doing:
             try:
-                result = await errand()
+                result = await asked.run()
             except Exception as error:
                 self.has_failed_errand = True
-                if not future.done():
-                    future.set_exception(error)
+                if asked.is_sink and not asked.done.done():
+                    self.sinks_error = error
+                    self._step_out(asked)
+                elif not asked.done.done():
+                    asked.done.set_exception(error)
             else:
-                if not future.done():
-                    future.set_result(result)
+                if not asked.done.done():
+                    asked.done.set_result(result)
+        if self._doing.cancelled_caught and not asked.done.done():
+            asked.done.set_exception(ConnectionResetError("the connection was closed"))
         self._doing = None
 
     def _ended(self, task: Any) -> None:
         if not task.cancelled():
             task.exception()  # looked at, lest asyncio complain about the outcome of a call that was left
         self._wake.set()
+
+
+def pause(transport: Any) -> bool:
+    """Stop reading, if it is being read. Returns whether it was.
+
+    For as long as it takes to cancel a call: a piece of a COPY that comes between the cancellation of asyncpg's future
+    and what asyncpg does about that has it ask for nothing, and lose count of what the server still sends.
+    """
+    if transport is None or not transport.is_reading():
+        return False
+    transport.pause_reading()
+    return True
+
+
+def read_on(transport: Any) -> None:
+    """Undo `pause`."""
+    if not transport.is_closing():
+        transport.resume_reading()
 
 
 async def run(loop: Any, call: Coroutine[Any, Any, T], discard: Callable[[T], object] | None = None) -> T:
@@ -120,3 +184,41 @@ async def run(loop: Any, call: Coroutine[Any, Any, T], discard: Callable[[T], ob
         raise
     result: T = work.task.result()
     return result
+
+
+class Patient:
+    """asyncpg's connection, as its COPY from and to files sees it: a thread is not left before it has ended.
+
+    trio-asyncio loses a cancellation that meets a thread. Here it is given to the task where that waits next, which is
+    also right for the thread that writes the last piece of a COPY; see `Work`.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    @property
+    def _loop(self) -> Patient:
+        return self
+
+    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:
+        """asyncio-flavoured."""
+        loop, transport = self._connection._loop, self._connection._transport
+        task: Any = asyncio.current_task(loop)
+        future = loop.run_in_executor(executor, function, *args)
+
+        def cancel(_: Any) -> None:  # called after the task itself has been
+            is_paused = pause(transport)
+            task.cancel()
+            if is_paused:
+                loop.call_soon(read_on, transport)
+
+        def put_off(msg: Any = None) -> bool:
+            future.add_done_callback(cancel)
+            return True
+
+        if task is not None:
+            future.cancel = put_off
+        return future
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)

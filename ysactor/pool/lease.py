@@ -34,7 +34,8 @@ class Acquire:
         if self._entered:
             raise Error("this block was entered before: call `acquire` once for each")
         self._entered = True
-        record = await self._pool._take(self._limit)
+        pool = self._pool
+        record = await pool._take(self._limit)
         # No checkpoint from here on: what was taken has its holder.
         scope = self._scope = trio.CancelScope()
         scope.__enter__()
@@ -42,7 +43,7 @@ class Acquire:
         if record.reason is not None:
             # It was handed over, and ended before this task was run.
             scope.cancel()
-        self._conn = Connection(record, self._pool._patience)
+        self._conn = Connection(record, pool._patience)
         return self._conn
 
     async def __aexit__(
@@ -50,8 +51,8 @@ class Acquire:
     ) -> bool | None:
         conn, scope = self._conn, self._scope
         record = conn._record
-        loss = record.loss() if scope.cancel_called else None
-        self._pool.checkin(conn)
+        loss = record.loss() if record.reason is not None else None
+        self._pool._give_back(conn)
         swallowed = scope.__exit__(kind, error, trace)
         try:
             if loss is not None and scope.cancelled_caught:

@@ -77,7 +77,10 @@ class Ledger:
                 # It died and its actor has not been heard yet.
                 self._give_up(record, "lost")
                 continue
-            self._lease(record)
+            record.place = Place.LEASED
+            record.lease += 1
+            self._leased += 1
+            self.leases += 1
             return record
         return None
 
@@ -237,7 +240,7 @@ class Ledger:
     @property
     def sockets(self) -> int:
         """All that count against the maximum: those on their way out as well."""
-        return self.total + self._closing
+        return len(self._records)
 
     def missing(self) -> int:
         """How many to open now: up to the minimum, and one for each caller in line, as far as the maximum allows."""
@@ -245,12 +248,6 @@ class Ledger:
         return max(0, min(wanted, self.max_size - self.sockets))
 
     # --- moves -------------------------------------------------------------------------------------------------------
-
-    def _lease(self, record: Record) -> None:
-        record.place = Place.LEASED
-        record.lease += 1
-        self._leased += 1
-        self.leases += 1
 
     def _offer(self, record: Record, now: float) -> None:
         """From LEASED: to the next in line, as a new lease, or to the idle ones."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import struct
 import sys
 from contextlib import suppress
@@ -12,6 +13,12 @@ from dataclasses import dataclass, field
 import trio
 
 _COMMIT = re.compile(rb"\s*(commit|end)\b", re.IGNORECASE)
+
+_CANCEL = 80877102
+_SSL = 80877103
+_GSS = 80877104
+_HEAD = 16
+_STARTUP_LIMIT = 10_000
 
 
 @dataclass(eq=False, slots=True)
@@ -79,3 +86,47 @@ async def at_least(stream: trio.abc.Stream, data: bytes, size: int) -> bytes:
             break
         data += chunk
     return data
+
+
+async def greet(
+    connection: ProxiedConnection, server: trio.SocketStream, context: ssl.SSLContext | None
+) -> tuple[trio.abc.Stream, bytes, bool]:
+    """Until the client's start-up message: the stream to go on with, that message, whether statements follow it.
+
+    A client's TLS is ended with ``context``, or passed through where there is none.
+    """
+    stream: trio.abc.Stream = connection.client
+    while True:
+        message, code = await _opening(stream, connection)
+        if code == _SSL and context is not None:
+            await stream.send_all(b"S")
+            tls = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
+            await tls.do_handshake()
+            connection.encrypted = True
+            stream = tls
+        elif code in {_SSL, _GSS}:
+            await server.send_all(message)
+            answer = bytes(await server.receive_some(1))
+            await stream.send_all(answer)
+            if answer != b"N":
+                connection.encrypted = answer in {b"S", b"G"}
+                return stream, b"", False
+        else:
+            connection.cancel = code == _CANCEL
+            return stream, message, code not in {None, _CANCEL}
+
+
+async def _opening(stream: trio.abc.Stream, connection: ProxiedConnection) -> tuple[bytes, int | None]:
+    """One message of the kind that has no type byte, and its code; code None for what is no such message."""
+    data = await at_least(stream, b"", 8)
+    if not connection.first:
+        connection.first = data[:_HEAD]
+    if len(data) < 8:
+        return data, None
+    size, code = struct.unpack_from("!II", data)
+    if size > _STARTUP_LIMIT:
+        return data, None
+    whole = await at_least(stream, data, size)
+    if len(connection.first) < _HEAD and whole.startswith(connection.first):
+        connection.first = whole[:_HEAD]
+    return whole, code

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import struct
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -17,7 +16,8 @@ from typing import Literal
 
 import trio
 
-from ysactor.testing.proxied import ProxiedConnection, Statements, at_least
+from ysactor.testing.breaking import Break, Breaker, Framing, Side, Then
+from ysactor.testing.proxied import ProxiedConnection, Statements, greet
 
 Mode = Literal["pass", "blackhole", "reset", "close", "refuse", "full"]
 """What happens to connections:
@@ -39,12 +39,7 @@ _LISTENS: Mapping[Mode, Literal["open", "none", "full"]] = {
     "full": "full",
 }
 
-_CANCEL = 80877102
-_SSL = 80877103
-_GSS = 80877104
 _CHUNK = 65536
-_HEAD = 16
-_STARTUP_LIMIT = 10_000
 _FILLERS = 3
 _CONNECT_LIMIT = 10.0
 
@@ -70,9 +65,15 @@ class FaultProxy:
         """Once a connection, before the login is forwarded; cancel requests are not delayed by it."""
         self.cancel_delay = 0.0
         """Before a cancel request is forwarded."""
+        self.piece: int | None = None
+        """The most bytes of an answer that are forwarded at a time; None for as many as there are.
+
+        A client in the same Trio run, waiting for data, gets every piece by itself.
+        """
         self.connections: list[ProxiedConnection] = []
         """Every connection accepted so far."""
         self.commits_cut = 0
+        self._breaker = Breaker()
         self._mode: Mode = "pass"
         self._cut: Cut | None = None
         self._address = listen
@@ -106,6 +107,11 @@ class FaultProxy:
     def cancel_requests(self) -> int:
         """How many cancel requests were seen so far."""
         return sum(connection.cancel for connection in self.connections)
+
+    @property
+    def messages_broken(self) -> int:
+        """How many messages were broken so far."""
+        return self._breaker.broken
 
     def set_mode(self, mode: Mode) -> None:
         """From now on. Takes effect at once, also for what is waiting in a black hole."""
@@ -141,11 +147,26 @@ class FaultProxy:
         answered, without the client getting the answer. The client cannot tell the one from the other. Once."""
         self._cut = when
 
+    def break_next(self, side: Side, kind: bytes, *, at: int, begins: bytes = b"", then: Then = "reset") -> None:
+        """Break the connection that carries the next message of this kind, ``at`` bytes after the message's beginning.
+
+        ``kind`` is the message's type byte, as in ``b"D"`` for a row of an answer; ``begins`` narrows it to messages
+        whose content begins so. Once, whichever connection it is; not seen inside TLS that the server ends.
+        """
+        self._breaker.arm(Break(side, kind, at, begins, then))
+
+    def resume(self) -> None:
+        """Forward what a break holds, and all that comes after it."""
+        self._breaker.resume()
+
     def clear(self) -> None:
         """Forward everything again, and forget the connections that are closed."""
         self.latency = self.login_delay = self.cancel_delay = 0.0
         self._cut = None
         self.commits_cut = 0
+        self.piece = None
+        self._breaker.resume()
+        self._breaker = Breaker()
         self.set_mode("pass")
         self.connections = self.live
 
@@ -226,7 +247,7 @@ class FaultProxy:
             server = await trio.open_tcp_stream(*self.upstream)
         try:
             connection.upstream_port = server.socket.getsockname()[1]
-            stream, opening, readable = await self._greet(connection, server)
+            stream, opening, readable = await greet(connection, server, self.tls)
             if opening:
                 await trio.sleep(self.cancel_delay if connection.cancel else self.login_delay)
                 await self._gate()
@@ -238,53 +259,14 @@ class FaultProxy:
                     nursery.cancel_scope.cancel()
 
                 nursery.start_soon(until_either_ends, partial(self._upward, connection, stream, server, readable))
-                nursery.start_soon(until_either_ends, partial(self._downward, connection, server, stream))
+                nursery.start_soon(until_either_ends, partial(self._downward, connection, server, stream, readable))
         finally:
             server.socket.close()
-
-    async def _greet(
-        self, connection: ProxiedConnection, server: trio.SocketStream
-    ) -> tuple[trio.abc.Stream, bytes, bool]:
-        """Until the client's start-up message: the stream to go on with, that message, whether statements follow it."""
-        stream: trio.abc.Stream = connection.client
-        while True:
-            message, code = await self._opening(stream, connection)
-            if code == _SSL and self.tls is not None:
-                await stream.send_all(b"S")
-                tls = trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True)
-                await tls.do_handshake()
-                connection.encrypted = True
-                stream = tls
-            elif code in {_SSL, _GSS}:
-                await server.send_all(message)
-                answer = bytes(await server.receive_some(1))
-                await stream.send_all(answer)
-                if answer != b"N":
-                    connection.encrypted = answer in {b"S", b"G"}
-                    return stream, b"", False
-            else:
-                connection.cancel = code == _CANCEL
-                return stream, message, code not in {None, _CANCEL}
-
-    async def _opening(self, stream: trio.abc.Stream, connection: ProxiedConnection) -> tuple[bytes, int | None]:
-        """One message of the kind that has no type byte, and its code; code None for what is no such message."""
-        data = await at_least(stream, b"", 8)
-        if not connection.first:
-            connection.first = data[:_HEAD]
-        if len(data) < 8:
-            return data, None
-        size, code = struct.unpack_from("!II", data)
-        if size > _STARTUP_LIMIT:
-            return data, None
-        whole = await at_least(stream, data, size)
-        if len(connection.first) < _HEAD and whole.startswith(connection.first):
-            connection.first = whole[:_HEAD]
-        return whole, code
 
     async def _upward(
         self, connection: ProxiedConnection, client: trio.abc.Stream, server: trio.SocketStream, readable: bool
     ) -> None:
-        statements = Statements()
+        statements, framing = Statements(), Framing() if readable else None
         while chunk := await self._read(client):
             if readable and statements.commit_in(chunk) and self._cut is not None:
                 when, self._cut = self._cut, None
@@ -293,19 +275,32 @@ class FaultProxy:
                     connection.reset()
                     return
                 connection.answer_is_lost = True
-            await server.send_all(chunk)
+            if await self._breaker.pass_on(chunk, framing, "request", server.send_all, connection.reset):
+                return
         if connection.cancel:
             # The client may leave at once; the server closes when it has dealt with the request.
             await trio.sleep_forever()
 
     async def _downward(
-        self, connection: ProxiedConnection, server: trio.SocketStream, client: trio.abc.Stream
+        self, connection: ProxiedConnection, server: trio.SocketStream, client: trio.abc.Stream, readable: bool
     ) -> None:
+        framing = Framing() if readable else None
+
+        async def send(data: bytes) -> None:
+            while (piece := self.piece) is not None and data:
+                await client.send_all(data[:piece])
+                data = data[piece:]
+                # A client in this run reads it before the next piece is there, in whatever order tasks are run.
+                await trio.lowlevel.checkpoint()
+            if data:
+                await client.send_all(data)
+
         while chunk := await self._read(server):
             if connection.answer_is_lost:
                 connection.reset()
                 return
-            await client.send_all(chunk)
+            if await self._breaker.pass_on(chunk, framing, "answer", send, connection.reset):
+                return
 
     async def _read(self, stream: trio.abc.Stream) -> bytes:
         """The next chunk, through the gate and after the latency; empty at the end."""

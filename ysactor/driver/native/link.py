@@ -8,14 +8,20 @@ from collections.abc import Callable
 from typing import Any
 
 import trio
-from trio.lowlevel import wait_readable
+from trio.lowlevel import wait_readable, wait_writable
 
+from ..words import TAIL, last_words
 from .dialling import in_words
 from .login import LoggedIn
-from .messages import GOODBYE, last_words
+from .messages import GOODBYE
 
-_TAIL = 1024
-"""Bytes kept of what was read last, in which the server's last words are looked for."""
+_FOREVER = float("inf")
+
+_STALL = 0.02
+"""`Link.stall`, by default."""
+
+_BOTH = 1.0
+"""Seconds for which reading and writing go on at once after that."""
 
 
 class Link:
@@ -23,7 +29,7 @@ class Link:
 
     __slots__ = (
         *("_both_until", "_tail", "away", "closed", "errand", "loop", "on_end", "read", "reason", "receive", "scope"),
-        *("sock", "stirred", "streams", "transport", "users_error", "wire"),
+        *("sock", "stall", "stirred", "streams", "transport", "users_error", "wire"),
     )
 
     def __init__(self, parts: LoggedIn, on_end: Callable[[], None]) -> None:
@@ -43,11 +49,18 @@ class Link:
         """Around a wait that a finished flush, or reading that goes on, has to end."""
         self.errand: trio.CancelScope | None = None
         """Around the user's own code, inside a call."""
+        self.streams = False
+        """Whether the user's own code is to be expected in the next call."""
+        self.away = False
+        """The driver of the call is waiting in the user's own code, and reads nothing."""
+        self.stall = _STALL
+        """Seconds that a server may take no byte, until reading goes on beside the writing."""
+        self._both_until = 0.0
         self.users_error: BaseException | None = None
         """What the user's own code raised inside the last call that it did."""
         self.receive: Callable[[bytes], None] = parts.wire.data_received
         """Where what was read goes."""
-        self._tail = b""
+        self._tail = parts.tail[-TAIL:]
         parts.loop.poke = self.poke
         parts.transport.watch_abort(self._aborted)
 
@@ -56,7 +69,7 @@ class Link:
         if not data:
             self.ended(None)
             return
-        self._tail = data[-_TAIL:]
+        self._tail = data[-TAIL:]
         try:
             self.receive(data)
         except BaseException as error:
@@ -119,6 +132,9 @@ class Link:
             loop.run_due()
             if self.closed or waiting.done():
                 return
+            self.recount()
+            if not loop.odd or await self._pushed(waiting):
+                return
             with trio.CancelScope(deadline=loop.next_due()) as self.scope:
                 if transport.backlog:
                     transport.start_flush()
@@ -129,10 +145,42 @@ class Link:
             self.scope = None
             self.read_once()
             loop.run_due()
+        except BaseException:
+            if not self.closed and transport.backlog:
+                transport.start_flush()  # the caller goes, and half a message may have been sent
+            raise
         finally:
             self.scope = None
             loop.task.pending = None
             self.recount()
+
+    async def _pushed(self, waiting: asyncio.Future[Any]) -> bool:
+        """Wait until the server takes more of the backlog, if that is all there is to wait for.
+
+        A server that is busy sending its answers takes nothing until they are read: one that stalls is read and written
+        to at once, which takes a task more for each wait. (Measured: without that task COPY in takes 30 % less CPU. One
+        private epoll for either direction, and a high-water mark of 64 KiB as asyncio has it, brought nothing more.)
+        """
+        transport, now = self.transport, trio.current_time()
+        if not transport.backlog or transport.flushing or now < self._both_until or self.loop.next_due() < _FOREVER:
+            return False
+        self.read_once()
+        if self.closed or waiting.done():
+            if transport.backlog:
+                transport.start_flush()  # the call has its answer, and the next one may be long in coming
+            return True
+        with trio.CancelScope(deadline=now + self.stall) as scope:
+            await wait_writable(self.sock)
+        if scope.cancelled_caught:
+            self._both_until = now + self.stall + _BOTH
+            return False
+        transport.push()
+        return True
+
+    def overhear(self) -> None:
+        """Something has happened on the socket: take it, if the driver of the call does not, be it the end."""
+        while self.away and self.read_once():
+            pass
 
     async def breathe(self) -> None:
         """Let others run, and take what has come meanwhile."""

@@ -34,6 +34,8 @@ class LoggedIn:
     transport: Transport
     loop: Loop
     peer: Peer
+    tail: bytes
+    """What was read last. A server may say its last words with the same breath as its welcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ async def start_up(
     wire, forget = _begin(connected, loop, host, terms, await password_of(config, host))
     try:
         transport.join(wire)
-        await _until(transport, wire, connected)
+        tail = await _until(transport, wire, connected)
     finally:
         forget()
     _judge(connected)
@@ -78,7 +80,7 @@ async def start_up(
     except (ValueError, asyncpg.InterfaceError) as error:
         raise ConnectFailure(Phase.LOGIN, f"asyncpg cannot work with this server: {error}") from error
     wire.set_connection(raw)
-    return LoggedIn(raw, wire, transport, loop, peer)
+    return LoggedIn(raw, wire, transport, loop, peer, tail)
 
 
 def _transport(sock: socket.socket, loop: Loop, parts: TlsParts | None) -> Transport:
@@ -129,7 +131,9 @@ def _settings(config: Config) -> Any:
     )
 
 
-async def _until(transport: Transport, wire: Wire, connected: Any) -> None:
+async def _until(transport: Transport, wire: Wire, connected: Any) -> bytes:
+    """Until the login has ended, one way or the other; what was read last."""
+    data = b""
     try:
         while not connected.done():
             await transport.flush()
@@ -147,6 +151,7 @@ async def _until(transport: Transport, wire: Wire, connected: Any) -> None:
         raise ConnectFailure(Phase.TLS, f"the server ended TLS: {error.reason or error}") from error
     except OSError as error:
         raise ConnectFailure(Phase.LOGIN, in_words(error)) from error
+    return data
 
 
 def _understood(wire: Wire, data: bytes) -> bool:

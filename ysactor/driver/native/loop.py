@@ -38,6 +38,12 @@ class TrioCall(Generic[T]):
         return (yield self)
 
 
+class StartedCall(TrioCall[T]):
+    """A `TrioCall` of what has begun already and now waits: no scope may be opened around it any more."""
+
+    __slots__ = ()
+
+
 class ThreadCall(TrioCall[T]):
     """A `TrioCall` of a blocking function in a thread (COPY from and to files)."""
 
@@ -194,12 +200,12 @@ class Loop:
         return asyncio.Future(loop=self)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: object = None) -> Handle:
-        handle = Handle(callback, args)
         if context is not None:
             callback(*args)  # only futures give a context: their callbacks are asyncio's and asyncpg's own
-        else:
-            self._ready.append(handle)
-            self.odd = True
+            return _RUN
+        handle = Handle(callback, args)
+        self._ready.append(handle)
+        self.odd = True
         return handle
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: object = None) -> Handle:
@@ -255,6 +261,11 @@ class Loop:
             heapq.heappop(timers)
         return timers[0].when if timers else float("inf")
 
+    @property
+    def has_timers(self) -> bool:
+        """Whether one is armed, or was and has not been looked at since."""
+        return bool(self._timers)
+
     def is_quiet(self) -> bool:
         """Whether nothing is queued, armed or asked for."""
         return not self._ready and self.next_due() == float("inf") and self.cancel_sent is None
@@ -266,3 +277,7 @@ class Loop:
 
 def _nothing() -> None:
     """Nobody is waiting."""
+
+
+_RUN = Handle(_nothing, ())
+"""What stands for a callback that has been run."""

@@ -154,11 +154,6 @@ def wait_for_cancellation(wire: Wire) -> Coroutine[Any, Any, object]:
     return cast("Coroutine[Any, Any, object]", cast("Any", wire)._wait_for_cancellation())
 
 
-def has_open_transaction(raw: Any) -> bool:
-    """Whether an object of `raw.transaction()` was started and not ended: the next one would be a savepoint in it."""
-    return raw._top_xact is not None
-
-
 def hears(raw: Any) -> bool:
     """Whether somebody listens for what the server sends unasked."""
     return bool(raw._listeners or raw._log_listeners)

@@ -1,15 +1,25 @@
 """asyncpg's `Connection` with what touches its event loop taken out: cancelling, and the finalizer."""
 
-# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
+
+from asyncpg.exceptions import InvalidCachedStatementError, OutdatedSchemaCacheError
 
 from .loop import Loop
 from .names import RawConnection, Wire
 from .transport import Transport
+
+_PLAIN = frozenset(id(getattr(RawConnection, name).__code__) for name in ("fetch", "fetchrow", "fetchval", "execute"))
+
+
+def is_plain(call: object) -> bool:
+    """Whether a coroutine is a call of one of the methods that want nothing of asyncio but futures: see `run_plain`."""
+    return id(getattr(call, "cr_code", None)) in _PLAIN
 
 
 class NativeConnection(RawConnection):  # type: ignore[misc]  # it is Any to mypy: asyncpg ships no types
@@ -23,6 +33,30 @@ class NativeConnection(RawConnection):  # type: ignore[misc]  # it is Any to myp
         super().__init__(wire, transport, loop, address, settings, parameters)
         self._native_loop = loop
         self._native_transport = transport
+
+    async def _execute(self, query: str, args: Sequence[Any], limit: int, timeout: float | None, **options: Any) -> Any:
+        """asyncpg's own, without four of its layers, for a statement that is prepared, with no time-out and no logger.
+
+        Measured: 4 % of the instructions of a pooled `SELECT 1`.
+        """
+        wire: Any = self._protocol
+        if timeout is None and not self._query_loggers:
+            kind: Any = options.get("record_class") or wire.get_record_class()
+            statement: Any = self._stmt_cache.get((query, kind, options.get("ignore_custom_codec", False)))
+            if statement is not None:
+                try:
+                    return await wire.bind_execute(
+                        statement, args, "", limit, options.get("return_status", False), None
+                    )
+                except OutdatedSchemaCacheError:
+                    await self.reload_schema_state()
+                    raise
+                except InvalidCachedStatementError:
+                    self._drop_global_statement_cache()
+                    if wire.is_in_transaction():
+                        raise
+                    # Below it is prepared anew, and run: the server has not run it.
+        return cast("Any", await super()._execute(query, args, limit, timeout, **options))
 
     def _cancel_current_command(self, waiter: asyncio.Future[Any], cancel_waiter: object = None) -> None:
         # asyncpg would dial from here, and terminate the connection if that fails. The owner sends the request

@@ -29,7 +29,7 @@ class Transport:
     """
 
     __slots__ = (
-        *("_flushing", "_loop", "_on_abort", "_send", "_wire", "ahead", "backlog", "closed", "read", "reading"),
+        *("_loop", "_on_abort", "_send", "_wire", "ahead", "backlog", "closed", "flushing", "read", "reading"),
         "sock",
     )
 
@@ -45,7 +45,8 @@ class Transport:
         self._send = sock.send
         self._loop = loop
         self._wire: Wire | None = None
-        self._flushing = False
+        self.flushing = False
+        """A task of the driver is writing the backlog."""
         self._on_abort: Callable[[], None] | None = None
 
     def join(self, wire: Wire) -> None:
@@ -73,6 +74,7 @@ class Transport:
         except BlockingIOError:
             sent = 0
         except OSError:
+            self._fail()
             return
         if sent < len(data):
             self.backlog.append(memoryview(data)[sent:])
@@ -114,8 +116,8 @@ class Transport:
             except BlockingIOError:
                 return False
             except OSError:
-                backlog.clear()
-                break
+                self._fail()
+                return True
             if sent < len(backlog[0]):
                 backlog[0] = backlog[0][sent:]
             else:
@@ -124,14 +126,20 @@ class Transport:
             self._wire.resume_writing()
         return True
 
+    def _fail(self) -> None:
+        """Nothing can be written any more: nothing is to be taken from a source, and the reader finds out why."""
+        self.backlog.clear()
+        if self._wire is not None:
+            self._wire.pause_writing()
+
     def start_flush(self) -> None:
         """Have the backlog written by a task of the driver, which outlives a cancelled caller.
 
         Reading goes on meanwhile, in the caller: a server that is busy sending its answer reads no more of ours, and
         both sides would stand still.
         """
-        if not self._flushing:
-            self._flushing = True
+        if not self.flushing:
+            self.flushing = True
             self._loop.spawn(self._flush)
 
     async def _flush(self) -> None:
@@ -141,7 +149,7 @@ class Transport:
         except trio.ClosedResourceError:
             return
         finally:
-            self._flushing = False
+            self.flushing = False
             self._loop.poke()
 
     async def flush(self) -> None:
@@ -190,7 +198,8 @@ class TlsTransport(Transport):
             while len(data):
                 data = memoryview(data)[self._tls.write(data) :]
         except ssl.SSLError:
-            return  # the reader meets the same fault
+            self._fail()  # the reader meets the same fault
+            return
         super().write(self._outgoing.read())
 
     def _read(self) -> bytes:
