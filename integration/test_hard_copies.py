@@ -382,9 +382,6 @@ async def test_notices_in_the_middle_of_rows_come_in_order_and_spoil_no_row(
 
 
 @on_both_transports
-@pytest.mark.xfail(
-    strict=True, reason="asyncpg 0.32 forgets the rows of a COPY that it has read together with a notice after them"
-)
 async def test_notices_in_the_middle_of_a_copy_out_spoil_no_row(shared_data: SharedData, transport: Transport) -> None:
     shared_data.server.sql(LOUD)
     out = io.BytesIO()

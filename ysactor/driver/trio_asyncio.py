@@ -208,6 +208,11 @@ class _Stages:
         """What the server said before it hung up, if it did."""
         return None if self._ear is None else self._ear.last_words()
 
+    def expect_rows(self) -> None:
+        """A COPY out begins with the next message of the server's."""
+        if self._ear is not None:
+            self._ear.expect_rows()
+
     def forget(self) -> None:
         """The login has ended, one way or the other."""
         for protocol in self._told:
@@ -274,6 +279,7 @@ def _connection_class(asyncpg: Any) -> Any:
         addr = loop.address(addr)
         base.__init__(self, protocol, transport, loop.loop, addr, config, params)
         pid, secret = protocol.backend_pid, protocol.backend_secret
+        self.expect_rows = loop.expect_rows
         self.interrupt = lambda: cancel(
             loop=loop.loop, addr=addr, params=params, backend_pid=pid, backend_secret=secret
         )
@@ -282,9 +288,10 @@ def _connection_class(asyncpg: Any) -> Any:
         return base._copy_in(Patient(self), *args)
 
     def copy_out(self: Any, *args: Any) -> Any:
+        self.expect_rows()
         return base._copy_out(Patient(self), *args)
 
-    members = {"__slots__": ("interrupt",), "__init__": init, "_copy_in": copy_in, "_copy_out": copy_out}
+    members = {"__slots__": ("expect_rows", "interrupt"), "__init__": init, "_copy_in": copy_in, "_copy_out": copy_out}
     return type("Connection", (base,), members)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from .copy_out import CopyOut
 
 TAIL = 1024
 """How many bytes have to be kept for it."""
@@ -36,7 +39,7 @@ class Ear:
     def __init__(self, protocol: Any) -> None:
         self.protocol: Any = protocol
         self.tail = b""
-        self._receive = protocol.data_received
+        self._receive: Callable[[bytes], None] = protocol.data_received
         self.connection_made = protocol.connection_made
         self.connection_lost = protocol.connection_lost
         self.pause_writing = protocol.pause_writing
@@ -47,6 +50,16 @@ class Ear:
         """What the socket had."""
         self.tail = data[-TAIL:]
         self._receive(data)
+
+    def expect_rows(self) -> None:
+        """A COPY out begins with the next message."""
+        if not isinstance(self._receive, CopyOut):
+            plain = self._receive
+
+            def over() -> None:
+                self._receive = plain
+
+            self._receive = CopyOut(plain, over)
 
     def last_words(self) -> str | None:
         """What the server said before it hung up, if it did."""

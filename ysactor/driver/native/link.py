@@ -10,6 +10,7 @@ from typing import Any
 import trio
 from trio.lowlevel import wait_readable, wait_writable
 
+from ..copy_out import CopyOut
 from ..words import TAIL, last_words
 from .dialling import in_words
 from .login import LoggedIn
@@ -61,8 +62,17 @@ class Link:
         self.receive: Callable[[bytes], None] = parts.wire.data_received
         """Where what was read goes."""
         self._tail = parts.tail[-TAIL:]
+        parts.raw.expect_rows = self.expect_rows
         parts.loop.poke = self.poke
         parts.transport.watch_abort(self._aborted)
+
+    def expect_rows(self) -> None:
+        """A COPY out begins with the next message of the server's."""
+        if self.receive == self.wire.data_received:
+            self.receive = CopyOut(self.receive, self._no_more_rows)
+
+    def _no_more_rows(self) -> None:
+        self.receive = self.wire.data_received
 
     def feed(self, data: bytes) -> None:
         """Give asyncpg what was read; nothing is the end."""

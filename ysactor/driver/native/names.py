@@ -41,7 +41,7 @@ _WANTED: tuple[tuple[object, str, tuple[str, ...]], ...] = (
         "asyncpg.Connection",
         (
             *("_cancel_current_command", "_drop_local_statement_cache", "_listeners", "_log_listeners", "_top_xact"),
-            *("_execute", "_protocol", "_query_loggers", "_stmt_cache", "_drop_global_statement_cache"),
+            *("_copy_out", "_execute", "_protocol", "_query_loggers", "_stmt_cache", "_drop_global_statement_cache"),
             *("add_listener", "add_log_listener", "is_closed", "reload_schema_state", "__slots__"),
         ),
     ),

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from asyncpg.exceptions import InvalidCachedStatementError, OutdatedSchemaCacheError
@@ -25,7 +25,7 @@ def is_plain(call: object) -> bool:
 class NativeConnection(RawConnection):  # type: ignore[misc]  # it is Any to mypy: asyncpg ships no types
     """asyncpg's connection, driven by Trio. Its coroutines are run by `Session.drive`, never awaited."""
 
-    __slots__ = ("_native_loop", "_native_transport")
+    __slots__ = ("_native_loop", "_native_transport", "expect_rows")
 
     def __init__(
         self, wire: Wire, transport: Transport, loop: Loop, address: object, settings: Any, parameters: Any
@@ -33,6 +33,8 @@ class NativeConnection(RawConnection):  # type: ignore[misc]  # it is Any to myp
         super().__init__(wire, transport, loop, address, settings, parameters)
         self._native_loop = loop
         self._native_transport = transport
+        self.expect_rows: Callable[[], None]
+        """Has the session read the rows of a COPY that is about to be sent (see `CopyOut`)."""
 
     async def _execute(self, query: str, args: Sequence[Any], limit: int, timeout: float | None, **options: Any) -> Any:
         """asyncpg's own, without four of its layers, for a statement that is prepared, with no time-out and no logger.
@@ -57,6 +59,10 @@ class NativeConnection(RawConnection):  # type: ignore[misc]  # it is Any to myp
                         raise
                     # Below it is prepared anew, and run: the server has not run it.
         return cast("Any", await super()._execute(query, args, limit, timeout, **options))
+
+    async def _copy_out(self, copy_stmt: str, output: Any, timeout: float | None) -> Any:
+        self.expect_rows()
+        return cast("Any", await super()._copy_out(copy_stmt, output, timeout))
 
     def _cancel_current_command(self, waiter: asyncio.Future[Any], cancel_waiter: object = None) -> None:
         # asyncpg would dial from here, and terminate the connection if that fails. The owner sends the request
