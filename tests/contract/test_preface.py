@@ -137,3 +137,20 @@ async def test_on_a_session_in_use_it_is_refused_and_goes_into_nobody_elses_call
             assert not begin.sent
         assert await session.drive(session.raw.fetchval("SELECT 8")) == 8
         assert session.is_clean()
+
+
+@pytest.mark.parametrize("passes", range(6))
+async def test_what_is_not_sent_when_its_caller_leaves_is_not_sent_later(world, passes):
+    """Its caller goes by that: what it takes for unsent is not rolled back."""
+    async with world.session() as (session, _):
+        begin = Preface(BEGIN)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.drive_after, begin, session.raw.fetchval("SELECT 1"))
+            for _ in range(passes):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        sent = begin.sent
+        assert await session.settle(5)
+        assert sent or session.status is Status.IDLE
+        assert await session.drive(session.raw.fetchval("SELECT 2")) == 2
+        assert sent or session.is_clean()

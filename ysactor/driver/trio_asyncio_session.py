@@ -127,6 +127,8 @@ class TrioAsyncioSession:
         try:
             await self.drive(opening(), timeout)
         except BaseException:
+            if self._state is not Status.IDLE:
+                preface.sent = True  # or will be: a task of asyncio's that is left may take its first step yet
             call.close()
             raise
         return await self.drive(call, None if timeout is None else until - trio.current_time())
