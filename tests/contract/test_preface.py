@@ -139,18 +139,39 @@ async def test_on_a_session_in_use_it_is_refused_and_goes_into_nobody_elses_call
         assert session.is_clean()
 
 
-@pytest.mark.parametrize("passes", range(6))
+@pytest.mark.real_drivers
+@pytest.mark.parametrize("passes", range(1, 5))
 async def test_what_is_not_sent_when_its_caller_leaves_is_not_sent_later(world, passes):
-    """Its caller goes by that: what it takes for unsent is not rolled back."""
-    async with world.session() as (session, _):
-        begin = Preface(BEGIN)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(session.drive_after, begin, session.raw.fetchval("SELECT 1"))
-            for _ in range(passes):
-                await trio.lowlevel.checkpoint()
-            nursery.cancel_scope.cancel()
-        sent = begin.sent
-        assert await session.settle(5)
-        assert sent or session.status is Status.IDLE
-        assert await session.drive(session.raw.fetchval("SELECT 2")) == 2
-        assert sent or session.is_clean()
+    """Its caller goes by that: what it takes for unsent is not rolled back.
+
+    Beside others, so that what is begun is not carried out at once, and thirty times.
+    """
+    async with world.session() as (session, _), world.session() as (another, _), trio.open_nursery() as others:
+
+        async def busy():
+            while True:
+                await another.drive(another.raw.fetchval("SELECT 3"))
+
+        others.start_soon(busy)
+        for _ in range(30):
+            begin = Preface(BEGIN)
+            told = []
+
+            async def caller(begin=begin, told=told):
+                try:
+                    await session.drive_after(begin, session.raw.fetchval("SELECT 1"))
+                finally:
+                    told.append(begin.sent)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(caller)
+                for _ in range(passes):
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+            [sent] = told or [False]
+            assert await session.settle(5)
+            if sent:
+                await session.drive(session.raw.execute("ROLLBACK"))
+            assert await session.drive(session.raw.fetchval("SELECT 2")) == 2
+            assert session.is_clean()
+        others.cancel_scope.cancel()

@@ -127,7 +127,7 @@ class TrioAsyncioSession:
         try:
             await self.drive(opening(), timeout)
         except BaseException:
-            if self._state is not Status.IDLE:
+            if self._state is Status.ABANDONED:
                 preface.sent = True  # or will be: a task of asyncio's that is left may take its first step yet
             call.close()
             raise
