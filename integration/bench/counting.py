@@ -17,15 +17,15 @@ _PATIENCE = 600.0
 _COUNT = re.compile(r"refs:\s+([\d,]+)|Collected\s*:\s*(\d+)")
 
 
-def instructions(python: Python, job: Job) -> float:
-    """Executed by the client for one operation: of two runs the difference, in which starting up is not.
+def instructions(python: Python, job: Job, few: int = _FEW, many: int = _MANY) -> float:
+    """Executed by the client for one operation: the difference of a run of few and one of many, without starting up.
 
     Raises `ContenderFailed`, also where there is no valgrind.
     """
     if shutil.which("valgrind") is None:
         raise ContenderFailed("valgrind is not installed")
-    few, many = (_collected(python, replace(job, mode="count", operations=count)) for count in (_FEW, _MANY))
-    return (many[0] - few[0]) / (many[1] - few[1])
+    less, more = (_collected(python, replace(job, mode="count", operations=count)) for count in (few, many))
+    return (more[0] - less[0]) / (more[1] - less[1])
 
 
 def _collected(python: Python, job: Job) -> tuple[int, int]:

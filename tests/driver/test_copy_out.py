@@ -29,8 +29,11 @@ class Forgetful:
         self.rows: list[bytes] = []
         self.unasked: list[tuple[bytes, bytes]] = []
         self.rest: list[bytes] = []
+        self.is_paused = False
 
     def __call__(self, data: bytes) -> None:
+        assert data
+        assert not self.is_paused
         self.buffer += data
         while (found := self.take()) is not None:
             kind, body = found
@@ -50,6 +53,7 @@ class Forgetful:
     def give_out(self) -> None:
         self.rows += self.gathered or []
         self.gathered = None
+        self.is_paused = True
 
     def is_whole(self) -> bool:
         return len(self.buffer) >= 5 and len(self.buffer) > int.from_bytes(self.buffer[1:5], "big")
@@ -64,14 +68,18 @@ class Forgetful:
 
 def read(stream: bytes, cuts: list[int], *, guarded: bool) -> Forgetful:
     asyncpg = Forgetful()
-    way = [asyncpg]
-    if guarded:
-        way.append(CopyOut(asyncpg, lambda: way.pop() and None))  # type: ignore[arg-type]
+    over: list[bool] = []
+    guard = CopyOut(asyncpg, lambda: over.append(True))
     edges = [0, *sorted({cut % (len(stream) + 1) for cut in cuts}), len(stream)]
     for start, stop in pairwise(edges):
-        if start < stop:
-            way[-1](stream[start:stop])
-    assert not guarded or way == [asyncpg]
+        if start == stop:
+            continue
+        asyncpg.is_paused = False
+        (guard if guarded and not over else asyncpg)(stream[start:stop])
+        while guard.left_over:
+            asyncpg.is_paused = False
+            guard.more()
+    assert over == [True] * guarded
     return asyncpg
 
 
@@ -114,5 +122,16 @@ def test_the_middle_of_something_is_not_taken_for_a_message() -> None:
         heard: list[bytes] = []
         over: list[bool] = []
         CopyOut(heard.append, lambda over=over: over.append(True))(middle + FORMAT)  # type: ignore[misc]
-        assert heard == [middle + FORMAT]
-        assert over == [True]
+        assert (heard, over) == ([middle + FORMAT], [True])
+
+
+def test_what_comes_while_something_is_left_over_waits_behind_it() -> None:
+    heard: list[bytes] = []
+    guard = CopyOut(heard.append, lambda: None)
+    notice, row = message(b"N", b"a notice"), message(b"d", b"1\n")
+    guard(FORMAT + row + notice)
+    guard(row)
+    assert b"".join(heard) == FORMAT + row + notice[:1]
+    guard.more()
+    assert b"".join(heard) == FORMAT + row + notice + row
+    assert not guard.left_over

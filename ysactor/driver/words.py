@@ -40,11 +40,27 @@ class Ear:
         self.protocol: Any = protocol
         self.tail = b""
         self._receive: Callable[[bytes], None] = protocol.data_received
-        self.connection_made = protocol.connection_made
+        self._rows: CopyOut | None = None
         self.connection_lost = protocol.connection_lost
         self.pause_writing = protocol.pause_writing
         self.resume_writing = protocol.resume_writing
         self.eof_received = protocol.eof_received
+
+    def connection_made(self, transport: Any) -> None:
+        """Where it is read from; what is left over of a COPY is passed on when reading goes on."""
+        resume, loop = transport.resume_reading, transport._loop
+
+        def resume_reading() -> None:
+            resume()
+            if self._rows is not None and self._rows.left_over:
+                loop.call_soon(self._read_on)
+
+        transport.resume_reading = resume_reading
+        self.protocol.connection_made(transport)
+
+    def _read_on(self) -> None:
+        if self._rows is not None and self._rows.left_over:
+            self._rows.more()
 
     def data_received(self, data: bytes) -> None:
         """What the socket had."""
@@ -53,13 +69,12 @@ class Ear:
 
     def expect_rows(self) -> None:
         """A COPY out begins with the next message."""
-        if not isinstance(self._receive, CopyOut):
-            plain = self._receive
+        if self._rows is None:
+            self._receive = self._rows = CopyOut(self._receive, self._no_more_rows)
 
-            def over() -> None:
-                self._receive = plain
-
-            self._receive = CopyOut(plain, over)
+    def _no_more_rows(self) -> None:
+        self._rows = None
+        self._receive = self.protocol.data_received
 
     def last_words(self) -> str | None:
         """What the server said before it hung up, if it did."""
