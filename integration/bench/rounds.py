@@ -77,7 +77,7 @@ def start(
     """The same, for who wants all that the process printed."""
     program = python.programs[catalogue.contender(job.contender).environment]
     command = [*wrapper, program, "-m", "integration.bench.worker", job.dump()]
-    limit = patience + job.seconds * 10 + job.idle_seconds
+    limit = patience + job.seconds * 10 + job.idle_seconds * 2
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=limit, cwd=ROOT, env=_environment()

@@ -53,8 +53,12 @@ TARGETS = (
     Target("10,000 rows over TLS", f"{_RAW}, TLS", 1.05, "rows-10000", other="asyncpg", transport="tls"),
     Target("COPY out of 100 MB", _RAW, 1.05, "copy-out", other="asyncpg"),
     Target("COPY in of 100 MB", _RAW, 1.05, "copy-in", other="asyncpg"),
-    Target("checkout and return, nobody else", _NO_RESET, 0.25, "checkout", other="asyncpg-noreset"),
-    Target("checkout and return, 100 tasks on 10", _NO_RESET, 0.6, "checkout-contended", other="asyncpg-noreset"),
+    Target("checkout and return, nobody else", _NO_RESET, 0.25, "checkout-by-hand", other="asyncpg-noreset"),
+    Target(
+        "checkout and return, 100 tasks on 10", _NO_RESET, 0.6, "checkout-by-hand-contended", other="asyncpg-noreset"
+    ),
+    Target("the same as a block, nobody else", _NO_RESET, 0.25, "checkout", other="asyncpg-noreset"),
+    Target("the same as a block, 100 tasks on 10", _NO_RESET, 0.6, "checkout-contended", other="asyncpg-noreset"),
     Target("`transaction` of one INSERT", f"by hand on {_NO_RESET}", 0.9, "transaction", other="asyncpg-noreset"),
     Target("opening 100 connections, wall", "asyncpg.Pool", 1.05, "open-100", other="asyncpg"),
     Target("opening 100 connections, CPU", "asyncpg.Pool", 1.5, "open-100", metric="cpu", other="asyncpg"),

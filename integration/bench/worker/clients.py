@@ -38,6 +38,11 @@ class Pooled(Protocol):
         ...
 
     @property
+    def by_hand(self) -> tuple[Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None] | None]] | None:
+        """One connection taken and given back by calls, without a block."""
+        ...
+
+    @property
     def insert(self) -> Callable[[str], Awaitable[object]]:
         """The statement in a transaction of its own, the way the library means transactions to be written."""
         ...

@@ -46,6 +46,7 @@ class Opened:
     fetchval: Callable[[str], Awaitable[Any]]
     acquire: Callable[[], AbstractAsyncContextManager[Any]]
     insert: Callable[[str], Awaitable[object]]
+    by_hand: tuple[Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None] | None]] | None = None
 
 
 def _by_hand(acquire: Callable[[], AbstractAsyncContextManager[Any]]) -> Callable[[str], Awaitable[object]]:
@@ -75,7 +76,7 @@ class Asyncpg:
         async with self._asyncpg.create_pool(
             min_size=size, max_size=size, connection_class=self._kind, **self._where
         ) as pool:
-            yield Opened(pool.fetchval, pool.acquire, _by_hand(pool.acquire))
+            yield Opened(pool.fetchval, pool.acquire, _by_hand(pool.acquire), (pool.acquire, pool.release))
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Any]:

@@ -53,6 +53,7 @@ class Opened:
     fetchval: Callable[[str], Awaitable[Any]]
     acquire: Callable[[], AbstractAsyncContextManager[Any]]
     insert: Callable[[str], Awaitable[object]]
+    by_hand: tuple[Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None] | None]] | None = None
 
 
 class Ysactor:
@@ -79,7 +80,7 @@ class Ysactor:
             async def insert(statement: str) -> None:
                 await pool.transaction(execute, statement)
 
-            yield Opened(pool.fetchval, pool.acquire, insert)
+            yield Opened(pool.fetchval, pool.acquire, insert, (pool.checkout, pool.checkin))
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Any]:

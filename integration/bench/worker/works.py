@@ -149,6 +149,25 @@ async def _checkout_contended(stage: Stage) -> Metrics:
         return await _in_tasks(stage, one, 100)
 
 
+async def _checkout_by_hand(stage: Stage, tasks: int = 0) -> Metrics:
+    """Without the block, which ends with its connection: asyncpg's does not."""
+    sleep = stage.world.sleep
+    async with stage.client.pool(10) as pool:
+        if pool.by_hand is None:
+            raise AssertionError("this contender has blocks only")
+        take, give_back = pool.by_hand
+
+        async def one() -> None:
+            connection = await take()
+            if tasks:
+                await sleep(0)
+            returned = give_back(connection)
+            if returned is not None:
+                await returned
+
+        return await (_in_tasks(stage, one, tasks) if tasks else _in_a_row(stage, one))
+
+
 async def _transaction(stage: Stage) -> Metrics:
     async with stage.client.pool(10) as pool:
         return await _in_tasks(stage, partial(pool.insert, _INSERT), 50)
@@ -198,16 +217,24 @@ async def _callers(callers: int, stage: Stage) -> Metrics:
 
 
 async def _idle(stage: Stage) -> Metrics:
+    """Less what the system charges the same process for the same time without a pool: that can be as much."""
     seconds = stage.job.idle_seconds
+    bare = await _resting(stage, seconds)
     async with stage.client.pool(_OPENED):
         await stage.world.sleep(0.5)
-        gc.collect()
-        sent, cpu = _bytes_sent(), time.process_time()
-        await stage.world.sleep(seconds)
-        metrics = {"share": (time.process_time() - cpu) / seconds}
+        sent = _bytes_sent()
+        metrics = {"share": max(0.0, await _resting(stage, seconds) - bare), "bare": bare}
         if sent is not None:
             metrics["sent"] = (_bytes_sent() or 0) - sent
         return metrics
+
+
+async def _resting(stage: Stage, seconds: float) -> float:
+    """The share of a core that the process takes while nothing is asked of it."""
+    gc.collect()
+    cpu = time.process_time()
+    await stage.world.sleep(seconds)
+    return (time.process_time() - cpu) / seconds
 
 
 def _bytes_sent() -> int | None:
@@ -263,6 +290,8 @@ FUNCTIONS: dict[str, WorkFunction] = {
     "copy-in": _copy_in,
     "checkout": _checkout,
     "checkout-contended": _checkout_contended,
+    "checkout-by-hand": _checkout_by_hand,
+    "checkout-by-hand-contended": partial(_checkout_by_hand, tasks=100),
     "transaction": _transaction,
     "transaction-alone": _transaction_alone,
     "open-100": _open,
