@@ -12,7 +12,7 @@ from integration.bench.catalogue import WORKS, Cell, Work, contender
 from integration.bench.environments import Python
 from integration.bench.plot import draw
 from integration.bench.results import Outcome, Results
-from integration.bench.targets import OURS
+from integration.bench.targets import OURS, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,7 @@ def _data(results: Results, outcomes: Sequence[Outcome], facts: Circumstances) -
 def _page(results: Results, outcomes: Sequence[Outcome], facts: Circumstances) -> Iterator[str]:
     yield "# ysactor and its peers\n"
     yield from _head(facts)
-    for python in facts.pythons:
-        yield from _targets([one for one in outcomes if one.python == python.version], python.version)
+    yield from _targets(outcomes, [python.version for python in facts.pythons])
     yield "\n![targets and pools](bench.svg)\n"
     for task in WORKS:
         yield from _work(results, task)
@@ -81,15 +80,23 @@ def _head(facts: Circumstances) -> Iterator[str]:
     )
 
 
-def _targets(outcomes: Sequence[Outcome], python: str) -> Iterator[str]:
-    yield f"\n## Targets, Python {python}\n"
-    yield "| work | against | at most | measured | | CPU alone |"
-    yield "|---|---|---|---|---|---|"
+def _targets(outcomes: Sequence[Outcome], pythons: Sequence[str]) -> Iterator[str]:
+    """One row for each target, with three columns for each Python."""
+    yield f"\n## Targets, Python {' and '.join(pythons)}\n"
+    heads = ["measured"] if len(pythons) == 1 else pythons
+    yield "| work | against | at most |" + "".join(f" {head} | | CPU alone |" for head in heads)
+    yield "|---" * (3 + 3 * len(heads)) + "|"
+    rows: dict[Target, dict[str, Outcome]] = {}
     for one in outcomes:
-        target = one.target
-        figures = f"{wording.limit(target)} | {wording.of_target(target, one.measured)}"
-        cpu = "" if one.cpu is None else wording.ratio(one.cpu.median)
-        yield f"| {target.title} | {target.against or 'absolute'} | {figures} | {one.standing} | {cpu} |"
+        rows.setdefault(one.target, {})[one.python] = one
+    for target, row in rows.items():
+        figures = " | ".join(_outcome(row[python]) for python in pythons)
+        yield f"| {target.title} | {target.against or 'absolute'} | {wording.limit(target)} | {figures} |"
+
+
+def _outcome(one: Outcome) -> str:
+    cpu = "" if one.cpu is None else wording.ratio(one.cpu.median)
+    return f"{wording.of_target(one.target, one.measured)} | {one.standing} | {cpu}"
 
 
 def _work(results: Results, task: Work) -> Iterator[str]:

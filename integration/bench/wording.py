@@ -44,6 +44,7 @@ METRICS = {
     "usable": ("usable again", seconds),
     "usable-longest": ("usable again, longest", seconds),
     "share": ("CPU", share),
+    "bare": ("CPU without a pool", share),
     "sent": ("sent", amount),
 }
 """What a column is called, and how its figures are written."""
