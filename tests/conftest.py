@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import inspect
 import signal
-from collections.abc import Awaitable, Callable
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
+
+from ysactor.testing.postgres import PostgresNotFound, ThreeZones, three_zones
 
 VIRTUAL = ("actor", "cluster", "connection", "pool", "scenarios")
 """The folders whose tests never wait in real time."""
@@ -38,3 +44,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         if item.path.is_relative_to(tests) and item.path.relative_to(tests).parts[0] in VIRTUAL:
             item.add_marker(pytest.mark.trio(run=run_in_virtual_time))
+
+
+@pytest.fixture(scope="module")
+def zone() -> Iterator[ThreeZones]:
+    """One real server."""
+    try:
+        with three_zones(1) as bed:
+            yield bed
+    except PostgresNotFound as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def counting_frames() -> Callable[[], AbstractContextManager[Counter[str]]]:
+    """Python functions entered in a block, coroutines once more each time they go on."""
+    return _counting_frames
+
+
+@contextmanager
+def _counting_frames() -> Iterator[Counter[str]]:
+    entered: Counter[str] = Counter()
+
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call":
+            entered[f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"] += 1
+
+    sys.setprofile(profile)
+    try:
+        yield entered
+    finally:
+        sys.setprofile(None)

@@ -12,9 +12,7 @@ import socket
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -26,19 +24,10 @@ from ysactor.driver.native import NativeDriver, NativeSession
 from ysactor.driver.native.link import Link
 from ysactor.driver.native.transport import READ_SIZE
 from ysactor.servers import HostPort
-from ysactor.testing.postgres import PostgresNotFound, ThreeZones, three_zones
+from ysactor.testing.postgres import ThreeZones
 
 QUERIES = 200
 ONE = "SELECT 1"
-
-
-@pytest.fixture(scope="module")
-def zone() -> Iterator[ThreeZones]:
-    try:
-        with three_zones(1) as bed:
-            yield bed
-    except PostgresNotFound as missing:
-        pytest.skip(str(missing))
 
 
 class CountingDriver(NativeDriver):
@@ -75,22 +64,6 @@ class Passes(trio.abc.Instrument):
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self.steps += 1
-
-
-@contextmanager
-def counting_frames() -> Iterator[Counter[str]]:
-    """Python functions entered, coroutines once more each time they go on."""
-    entered: Counter[str] = Counter()
-
-    def profile(frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call":
-            entered[f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"] += 1
-
-    sys.setprofile(profile)
-    try:
-        yield entered
-    finally:
-        sys.setprofile(None)
 
 
 @pytest.fixture
@@ -220,7 +193,7 @@ async def test_beside_the_buffer_it_reads_into_a_query_takes_a_few_kilobytes_at_
     assert peak - before <= READ_SIZE + 6 * 1024
 
 
-async def test_a_query_enters_so_many_functions_of_this_package_and_no_more(pool):
+async def test_a_query_enters_so_many_functions_of_this_package_and_no_more(pool, counting_frames):
     with counting_frames() as entered:
         await queries(pool)
     ours = {name: count / QUERIES for name, count in entered.items() if name.startswith("ysactor.")}
@@ -285,7 +258,7 @@ async def test_a_chunk_that_does_not_fit_waits_once_or_twice_and_in_no_task_of_i
     assert driver.calls["recv"] <= 2 * CHUNKS
 
 
-async def test_a_chunk_that_is_there_is_taken_where_asyncpg_asks_for_it(copying, driver):
+async def test_a_chunk_that_is_there_is_taken_where_asyncpg_asks_for_it(copying, driver, counting_frames):
     driver.calls.clear()
     with counting_frames() as entered:
         await copy_in(copying, chunks(CHUNKS, b"x\n"))

