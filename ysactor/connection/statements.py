@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .handle import Connection
+    from .holding import Holding
 
 
 class PreparedStatement:
@@ -15,7 +15,7 @@ class PreparedStatement:
 
     __slots__ = ("_conn", "_raw")
 
-    def __init__(self, conn: Connection, raw: Any) -> None:
+    def __init__(self, conn: Holding, raw: Any) -> None:
         self._conn = conn
         self._raw = raw
 
@@ -76,7 +76,7 @@ class CursorFactory:
 
     __slots__ = ("_conn", "_prefetch", "_raw", "_timeout")
 
-    def __init__(self, conn: Connection, raw: Any, timeout: float | None, prefetch: int | None) -> None:
+    def __init__(self, conn: Holding, raw: Any, timeout: float | None, prefetch: int | None) -> None:
         self._conn = conn
         self._raw = raw
         self._timeout = timeout
@@ -104,7 +104,7 @@ class CursorIterator(AsyncIterator[Any]):
 
     __slots__ = ("_conn", "_prefetch", "_raw", "_rows", "_timeout")
 
-    def __init__(self, conn: Connection, raw: Any, timeout: float | None, prefetch: int) -> None:
+    def __init__(self, conn: Holding, raw: Any, timeout: float | None, prefetch: int) -> None:
         self._conn = conn
         self._raw = raw
         self._timeout = timeout
@@ -126,7 +126,7 @@ class Cursor:
 
     __slots__ = ("_conn", "_raw")
 
-    def __init__(self, conn: Connection, raw: Any) -> None:
+    def __init__(self, conn: Holding, raw: Any) -> None:
         self._conn = conn
         self._raw = raw
 

@@ -21,7 +21,7 @@ from ..policy.classify import classify
 from .actor import COMMIT_GRACE
 
 if TYPE_CHECKING:
-    from .handle import Connection
+    from .holding import Holding
 
 _ISOLATION = {
     "read_uncommitted": "READ UNCOMMITTED",
@@ -58,7 +58,7 @@ class Transaction:
 
     __slots__ = ("_begin", "_conn", "_savepoint", "_state")
 
-    def __init__(self, conn: Connection, isolation: str | None, readonly: bool, deferrable: bool) -> None:
+    def __init__(self, conn: Holding, isolation: str | None, readonly: bool, deferrable: bool) -> None:
         self._conn = conn
         self._begin = begin_statement(isolation, readonly, deferrable)
         self._savepoint: str | None = None

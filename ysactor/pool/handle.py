@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 import trio
 from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from ..connection.handle import Connection, changes_role
+from ..connection.handle import Connection
 from ..connection.limits import seconds
 from ..connection.record import Place, Record, is_half_sent
+from ..connection.wording import changes_role
 from ..errors import (
     CheckoutTimeout,
     ConfigurationError,

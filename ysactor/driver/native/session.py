@@ -22,25 +22,20 @@ from .copying import sink as trio_sink
 from .link import Link
 from .login import LoggedIn
 from .messages import GOODBYE
-from .names import forget_statements, hears, is_cancelling, wait_for_cancellation
+from .names import forget_statements, hears, is_cancelling
 from .preface import Ahead
 from .raw import is_plain
+from .settling import OVER, quieten
 from .stepping import run, run_plain, run_with_users_code
 from .watch import Watch
 
 T = TypeVar("T")
-
-_OVER = (asyncpg.InterfaceError, asyncpg.InternalClientError, asyncpg.PostgresError, OSError)
-"""What asyncpg raises when its session is over, depending on where it notices."""
 
 _STALE = frozenset({"26000", "XX000"})
 """SQLSTATEs of a prepared statement that the server has no more (DISCARD ALL, DEALLOCATE), and of one that names a type
 that is no more, an internal error to the server. asyncpg would use the same statement again, for every later holder."""
 
 _FOREVER = float("inf")
-
-_PATIENCE = 0.1
-"""Seconds that a server is given to carry out a cancel request before it is sent another one."""
 
 
 class _Stage(Enum):
@@ -137,7 +132,7 @@ class NativeSession:
         try:
             bound = None if grace is None else Grace(grace, None, _FOREVER)
             return await (run_plain if is_plain(call) else run)(self._link, call, bound)
-        except _OVER as error:
+        except OVER as error:
             if self._link.closed and error is not self._link.users_error:
                 raise ConnectionLost(self._link.reason, self._host) from error
             self._disown(error)
@@ -205,7 +200,7 @@ class NativeSession:
         except Exception as error:
             if trio.current_time() >= cut:
                 self._cut_off("socket_timeout", error)
-            if link.closed and isinstance(error, _OVER) and error is not link.users_error:
+            if link.closed and isinstance(error, OVER) and error is not link.users_error:
                 raise ConnectionLost(link.reason, self._host) from error
             self._disown(error)
             raise
@@ -324,11 +319,11 @@ class NativeSession:
         if timeout > 0:
             try:
                 with trio.move_on_after(timeout):
-                    await self._quieten()
+                    await quieten(self._link, self._ask_to_cancel)
                     if not self._link.closed:
                         self._rest()
                         return True
-            except (ConnectFailure, asyncio.CancelledError, *_OVER) as error:
+            except (ConnectFailure, asyncio.CancelledError, *OVER) as error:
                 problem = f"a call that was left could not be cancelled: {error}"
             except BaseException:
                 self.terminate("the wait for a call that was left was given up")
@@ -336,43 +331,9 @@ class NativeSession:
         self.terminate(problem)
         return False
 
-    async def _quieten(self) -> None:
-        wire, loop = self._link.wire, self._loop
-        if loop.cancel_sent is not None:
-            await send_cancel(self._peer, self._host, wire.backend_pid, wire.backend_secret)
-            sent, loop.cancel_sent = loop.cancel_sent, None
-            if not sent.done():
-                sent.set_result(None)
-        answered = trio.Event()
-        failure: BaseException | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._ask_again, answered)
-            try:
-                while is_cancelling(wire):
-                    await run(self._link, wait_for_cancellation(wire))
-            except (asyncio.CancelledError, *_OVER) as error:
-                failure = error  # it leaves by itself, not in the nursery's group
-            answered.set()
-        if failure is not None:
-            raise failure
-        # A signal may still be on its way to the process, through a pooler for instance: let it hit this. It takes no
-        # snapshot, and any error that answers it will do. (asyncpg cannot read the answer to an empty query.)
-        with suppress(asyncpg.PostgresError):
-            await run(self._link, wire.query("SHOW transaction_read_only", None))
-
-    async def _ask_again(self, answered: trio.Event) -> None:
-        """Repeat the request while the statement runs on: one that overtakes its statement finds nothing to cancel.
-
-        It can't hit anything later: the session is not used before the server has closed each request's connection.
-        """
+    async def _ask_to_cancel(self) -> None:
         wire = self._link.wire
-        while True:
-            with trio.move_on_after(_PATIENCE):
-                await answered.wait()
-            if answered.is_set():
-                return
-            with suppress(ConnectFailure, OSError):
-                await send_cancel(self._peer, self._host, wire.backend_pid, wire.backend_secret)
+        await send_cancel(self._peer, self._host, wire.backend_pid, wire.backend_secret)
 
     @enable_ki_protection
     async def close(self, timeout: float) -> None:
@@ -392,9 +353,8 @@ class NativeSession:
             self._shut("closed", goodbye=False)
 
     async def interrupt(self, timeout: float) -> None:
-        wire = self._link.wire
         with trio.move_on_after(timeout), suppress(ConnectFailure, OSError):
-            await send_cancel(self._peer, self._host, wire.backend_pid, wire.backend_secret)
+            await self._ask_to_cancel()
 
     def terminate(self, reason: str) -> None:
         self._shut(reason, goodbye=True)

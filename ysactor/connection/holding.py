@@ -1,0 +1,191 @@
+"""The right to drive one connection, for one lease: what all that is made from the lease goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import trio
+
+from ..driver.protocol import Preface, Status
+from ..errors import ConnectionLost, LeaseEnded, TransactionAborted
+from .limits import seconds
+from .record import SYNC, is_half_sent
+
+if TYPE_CHECKING:
+    from ..driver.protocol import Session
+    from .record import Record
+
+T = TypeVar("T")
+
+
+class Holding:
+    """A lease's part of a `Connection`: whether it may be used, and in what state it is."""
+
+    __slots__ = (
+        *("_begin", "_ears", "_failure", "_half_sent", "_lease", "_listeners", "_live", "_patience", "_record"),
+        *("_role_changed", "_savepoints"),
+    )
+
+    def __init__(self, record: Record, patience: float) -> None:
+        self._record = record
+        self._lease = record.lease
+        self._live = True
+        self._patience = patience
+        self._begin: Preface | None = None
+        """The BEGIN of a transaction from when it is due until it is known to have been carried out."""
+        self._failure: BaseException | None = None
+        """The first server error since the transaction began."""
+        self._half_sent = False
+        """Whether the server may be waiting for more of the last call's statement."""
+        self._role_changed = False
+        """Whether the next holder would act as somebody else."""
+        self._savepoints = 0
+        self._listeners: dict[tuple[str, Callable[..., object]], Any] = {}
+        self._ears: list[tuple[str, Any]] = []
+        """What the driver may call: also what is left of a LISTEN or UNLISTEN that was cancelled."""
+
+    def is_in_transaction(self) -> bool:
+        """Whether a transaction, a failed one included, is open, as far as the client has heard; one whose BEGIN waits
+        for its first statement counts."""
+        return self._begin is not None or bool(self._raw.is_in_transaction())
+
+    def _session(self) -> Session:
+        """The session, while this lease has the right to drive it."""
+        record = self._record
+        if not self._live:
+            raise LeaseEnded
+        session = record.session
+        if record.reason is not None or session is None:
+            raise record.loss()
+        return session
+
+    @property
+    def _raw(self) -> Any:
+        return self._session().raw
+
+    def _is_live(self) -> bool:
+        session = self._record.session
+        return (
+            self._live and self._record.reason is None and session is not None and session.status is not Status.CLOSED
+        )
+
+    def _is_left(self) -> bool:
+        """Whether a call was left before its end, and the actor is at work."""
+        return self._record.gate is not None
+
+    async def _ready(self) -> Session:
+        """Wait until the actor has put right what this lease left before, if it has to."""
+        record = self._record
+        while record.gate is not None:
+            await record.gate.wait()
+        return self._session()
+
+    async def _run(self, call: Coroutine[Any, Any, T], timeout: float | None, writes_first: bool = False) -> T:
+        """Run a call. `writes_first`: the first thing it does is to send a statement, so that BEGIN may go with it."""
+        record = self._record
+        if timeout is not None:
+            try:
+                timeout = seconds(timeout)
+            except BaseException:
+                call.close()
+                raise
+        if record.gate is not None:
+            try:
+                await self._ready()
+            except BaseException:
+                call.close()
+                raise
+        session = record.session
+        assert session is not None, "bug: a call on a connection that was never open"
+        begin = self._begin
+        if begin is not None and (begin.sent or not writes_first):
+            begin = None
+            try:
+                timeout = await self._be_in_transaction(timeout)
+            except BaseException:
+                call.close()
+                raise
+        self._half_sent = False
+        try:
+            if begin is None:
+                return await session.drive(call, timeout)
+            result = await session.drive_after(begin, call, timeout)
+            self._begin = None
+            return result
+        except ConnectionLost as loss:
+            raise record.told(loss) from loss.__cause__
+        except Exception as error:
+            in_transaction = begin is not None or session.status in (Status.IN_TRANSACTION, Status.ABANDONED)
+            if self._failure is None and in_transaction:
+                self._failure = error
+            self._half_sent = is_half_sent(error)
+            raise
+
+    async def _be_in_transaction(self, timeout: float | None = None) -> float | None:
+        """Have BEGIN carried out by itself, or see that it has been; what is left of `timeout`.
+
+        Raises `TransactionAborted` if it went with a call and failed, as that did: what is sent now would be carried
+        out outside any transaction, and so committed at once.
+        """
+        begin = self._begin
+        if begin is None:
+            return timeout
+        until = None if timeout is None else trio.current_time() + timeout
+        if begin.sent and self._half_sent:
+            # BEGIN was answered, in the middle of what asyncpg then gave up: the next answer tells.
+            self._begin = None
+        elif begin.sent:
+            if not self._raw.is_in_transaction():
+                raise TransactionAborted from self._failure
+            self._begin = None
+            return timeout
+        await self._command(SYNC, timeout)  # something for it to go with, or to be answered
+        return None if until is None else until - trio.current_time()
+
+    def _drop_unsent_begin(self) -> bool:
+        """The transaction is over: whether its BEGIN was never sent, so that there is nothing to end."""
+        self._session()
+        if self._begin is None or self._begin.sent:
+            return False
+        self._begin = None
+        return True
+
+    async def _command(self, sql: str, timeout: float | None = None) -> str:
+        return await self._run(self._raw.execute(sql), timeout, True)
+
+    def _owe(self, sql: str) -> None:
+        """Leave a statement to the actor; the next call on this connection waits for it. No checkpoint."""
+        if self._is_live():
+            self._record.owe(sql)
+
+    async def _sync(self) -> None:
+        """Have nothing half sent."""
+        if self._half_sent and self._is_live():
+            await self._command(SYNC)
+
+    def _next_savepoint(self) -> int:
+        self._savepoints += 1
+        return self._savepoints
+
+    def _sink(self, output: Any) -> Any:
+        if not callable(output) or hasattr(output, "write"):
+            return output
+        return self._session().sink(cast("Callable[[bytes], Awaitable[None]]", output))
+
+    def _source(self, source: Any) -> Any:
+        return self._session().source(source) if hasattr(source, "__aiter__") else source
+
+    def _end(self) -> None:
+        """The lease is over: nothing made from it may be used."""
+        self._live = False
+
+    def _end_clean(self) -> None:
+        """The same for a connection that goes on to another holder."""
+        if self._half_sent:
+            self._record.owe_sync()
+        if self._role_changed and self._is_live():
+            self._record.owe_role()
+        if self._ears and self._is_live():
+            self._record.owe_silence(tuple(self._ears))
+        self._live = False

@@ -1,0 +1,64 @@
+"""Bringing a session whose call was left to a state in which no later statement can be hit by the cancelling of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import asyncpg
+import trio
+
+from ..protocol import ConnectFailure
+from .link import Link
+from .names import is_cancelling, wait_for_cancellation
+from .stepping import run
+
+OVER = (asyncpg.InterfaceError, asyncpg.InternalClientError, asyncpg.PostgresError, OSError)
+"""What asyncpg raises when its session is over, depending on where it notices."""
+
+_PATIENCE = 0.1
+"""Seconds that a server is given to carry out a cancel request before it is sent another one."""
+
+
+async def quieten(link: Link, ask: Callable[[], Awaitable[None]]) -> None:
+    """Have the server asked to cancel, and read until it is idle. The caller bounds it.
+
+    `ask` returns when the server has closed the request's own connection. Raises what it does, and `OVER` if that is so.
+    """
+    wire, loop = link.wire, link.loop
+    if loop.cancel_sent is not None:
+        await ask()
+        sent, loop.cancel_sent = loop.cancel_sent, None
+        if not sent.done():
+            sent.set_result(None)
+    answered = trio.Event()
+    failure: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_ask_again, ask, answered)
+        try:
+            while is_cancelling(wire):
+                await run(link, wait_for_cancellation(wire))
+        except (asyncio.CancelledError, *OVER) as error:
+            failure = error  # it leaves by itself, not in the nursery's group
+        answered.set()
+    if failure is not None:
+        raise failure
+    # A signal may still be on its way to the process, through a pooler for instance: let it hit this. It takes no
+    # snapshot, and any error that answers it will do. (asyncpg cannot read the answer to an empty query.)
+    with suppress(asyncpg.PostgresError):
+        await run(link, wire.query("SHOW transaction_read_only", None))
+
+
+async def _ask_again(ask: Callable[[], Awaitable[None]], answered: trio.Event) -> None:
+    """Repeat the request while the statement runs on: one that overtakes its statement finds nothing to cancel.
+
+    It can't hit anything later: the session is not used before the server has closed each request's connection.
+    """
+    while True:
+        with trio.move_on_after(_PATIENCE):
+            await answered.wait()
+        if answered.is_set():
+            return
+        with suppress(ConnectFailure, OSError):
+            await ask()
