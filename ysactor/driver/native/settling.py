@@ -24,7 +24,7 @@ _PATIENCE = 0.1
 async def quieten(link: Link, ask: Callable[[], Awaitable[None]]) -> None:
     """Have the server asked to cancel, and read until it is idle. The caller bounds it.
 
-    `ask` returns when the server has closed the request's own connection. Raises what it does, and `OVER` if that is so.
+    `ask` returns when the server has closed the request's own connection. Raises what it does, and what is in `OVER`.
     """
     wire, loop = link.wire, link.loop
     if loop.cancel_sent is not None:
