@@ -9,6 +9,7 @@ import io
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -411,3 +412,55 @@ async def test_a_caller_cancelled_as_a_message_stalls_for_ever_is_free_at_once_a
         assert trio.current_time() - started < 0.1
         await answers(case)
         assert case.pool.statistics().connections_closed == {"unsettled": 1}
+
+
+@on_both_transports
+async def test_a_backend_that_is_killed_amid_rows_and_notices_is_a_lost_connection(
+    shared_data: SharedData, transport: Transport
+) -> None:
+    """What was read before and is still to be passed on must not keep the end from being seen."""
+    server = shared_data.server
+    server.sql(
+        "create function loud(n int) returns int language plpgsql as $$ begin raise notice '%', n; return n; end $$"
+    )
+    async with open_case(server, transport, pool_size=1) as case:
+        for pieces in (1, 2, 40, 400):
+            came: list[bytes] = []
+            with pytest.raises(ysactor.ConnectionLost):
+                async with case.pool.acquire() as conn:
+
+                    async def sink(
+                        data: bytes, came: list[bytes] = came, pieces: int = pieces, pid: int = conn.get_server_pid()
+                    ) -> None:
+                        came.append(data)
+                        if len(came) == pieces:
+                            await kill(server, pid)
+
+                    await conn.copy_from_query("SELECT loud(n) FROM generate_series(1, 10000000) n", output=sink)
+            assert await case.pool.fetchval("SELECT 1") == 1
+
+
+@on_both_transports
+async def test_a_backend_that_is_killed_between_the_statements_of_one_call_is_a_lost_connection(
+    shared_data: SharedData, transport: Transport
+) -> None:
+    """`copy_records_to_table` asks for the columns first; asyncpg then loses track, and says so in words of its own."""
+    server = shared_data.server
+    server.sql("create table records(n int)")
+    rng = random.Random(7)
+    lost = 0
+    async with open_case(server, transport, pool_size=1) as case:
+        for _ in range(60):
+            try:
+                async with case.pool.acquire() as conn, trio.open_nursery() as nursery:
+                    kill = f"select pg_terminate_backend({conn.get_server_pid()})"
+                    nursery.start_soon(trio.to_thread.run_sync, server.sql, kill)
+                    await trio.sleep(rng.uniform(0, 0.006))
+                    for _ in range(3):
+                        await conn.copy_records_to_table("records", records=[(1,), (2,)])
+            except* ysactor.ConnectionLost:
+                lost += 1
+            with suppress(ysactor.ConnectionLost):  # killed as it came back
+                assert await case.pool.fetchval("SELECT 1") == 1
+        assert lost
+        assert set(case.pool.statistics().connections_closed) <= {"lost"}

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias, TypeVar
 from ..errors import ConfigurationError, ConnectionLost, PoolClosed
 from ..servers import Server
 from .holding import Holding
+from .record import at_least_one
 from .statements import CursorFactory, PreparedStatement
 from .transaction import Transaction
-from .wording import changes_role, commits
+from .wording import changes_role, commits, ends_transaction, is_ordinary
 
 T = TypeVar("T")
 
@@ -55,19 +56,31 @@ class Connection(Holding):
         A COMMIT sent this way whose answer is lost raises `CommitOutcomeUnknown`. A role that is set this way is reset
         when the lease ends; nothing else that is set is.
         """
-        if not commits(query):
-            if changes_role(query):
-                self._role_changed = True
+        if is_ordinary(query):
             return await self._run(self._raw.execute(query, *args), timeout, True)
+        if changes_role(query):
+            self._role_changed = True
         await self._ready()
         try:
-            return await self._run(self._raw.execute(query, *args), timeout, True)
+            tag: str = await self._run(self._raw.execute(query, *args), timeout, True)
         except (ConnectionLost, PoolClosed) as loss:
+            if not commits(query):
+                raise
             raise self._record.commit_lost(getattr(loss, "reason", str(loss))) from loss
+        if ends_transaction(query):
+            self._ended_by_hand = True
+        return tag
 
     async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
-        """Run a statement once for each sequence of arguments, all or nothing. `args` is read as it is sent."""
-        await self._run(self._raw.executemany(command, args), timeout)
+        """Run a statement once for each sequence of arguments. `args` is read as it is sent.
+
+        All or nothing where no transaction is open. Inside one, a failure in the middle (of `args` itself, say) may
+        leave what was sent before: use a savepoint, or let the transaction fail.
+        """
+        rows = at_least_one(args)
+        await self._run(self._raw.executemany(command, rows or ()), timeout)
+        if rows is None:
+            self._half_sent = True
 
     async def fetchmany(
         self,
@@ -77,8 +90,13 @@ class Connection(Holding):
         timeout: float | None = None,
         record_class: type | None = None,
     ) -> list[Any]:
-        """Run a statement once for each sequence of arguments, all or nothing; the rows of all runs together."""
-        return await self._run(self._raw.fetchmany(query, args, record_class=record_class), timeout)
+        """Run a statement once for each sequence of arguments, as `executemany` does; the rows of all runs together."""
+        rows = at_least_one(args)
+        call = self._raw.fetchmany(query, rows or (), record_class=record_class)
+        found: list[Any] = await self._run(call, timeout)
+        if rows is None:
+            self._half_sent = True
+        return found
 
     async def prepare(
         self, query: str, *, name: str | None = None, timeout: float | None = None, record_class: type | None = None
@@ -120,14 +138,14 @@ class Connection(Holding):
         `options` are asyncpg's (`columns`, `schema_name`, `format`, `delimiter`, …). Slow output slows the server
         down; memory stays bounded. Returns the server's tag.
         """
-        raw = self._raw
+        raw, timeout = await self._for_copy(timeout)
         return await self._run(raw.copy_from_table(table_name, output=self._sink(output), **options), timeout)
 
     async def copy_from_query(
         self, query: str, *args: Any, output: Any, timeout: float | None = None, **options: Any
     ) -> str:
         """COPY a query's rows out to `output`, as `copy_from_table` does."""
-        raw = self._raw
+        raw, timeout = await self._for_copy(timeout)
         return await self._run(raw.copy_from_query(query, *args, output=self._sink(output), **options), timeout)
 
     async def copy_to_table(self, table_name: str, *, source: Any, timeout: float | None = None, **options: Any) -> str:
@@ -135,14 +153,14 @@ class Connection(Holding):
 
         If the source raises, the COPY is undone and that exception comes out. Returns the server's tag.
         """
-        raw = self._raw
+        raw, timeout = await self._for_copy(timeout)
         return await self._run(raw.copy_to_table(table_name, source=self._source(source), **options), timeout)
 
     async def copy_records_to_table(
         self, table_name: str, *, records: Any, timeout: float | None = None, **options: Any
     ) -> str:
         """COPY into a table from `records`: an iterable or async iterable of sequences, read as it is sent."""
-        raw = self._raw
+        raw, timeout = await self._for_copy(timeout)
         call = raw.copy_records_to_table(table_name, records=self._source(records), **options)
         return await self._run(call, timeout)
 

@@ -10,7 +10,7 @@ import trio
 from ..driver.protocol import Preface, Status
 from ..errors import ConnectionLost, LeaseEnded, TransactionAborted
 from .limits import seconds
-from .record import SYNC, is_half_sent
+from .record import SYNC, is_half_sent, is_servers
 
 if TYPE_CHECKING:
     from ..driver.protocol import Session
@@ -23,8 +23,8 @@ class Holding:
     """A lease's part of a `Connection`: whether it may be used, and in what state it is."""
 
     __slots__ = (
-        *("_begin", "_ears", "_failure", "_half_sent", "_lease", "_listeners", "_live", "_patience", "_record"),
-        *("_role_changed", "_savepoints"),
+        *("_begin", "_ears", "_ended_by_hand", "_failure", "_half_sent", "_lease", "_listeners", "_live"),
+        *("_patience", "_record", "_role_changed", "_savepoints"),
     )
 
     def __init__(self, record: Record, patience: float) -> None:
@@ -36,6 +36,8 @@ class Holding:
         """The BEGIN of a transaction from when it is due until it is known to have been carried out."""
         self._failure: BaseException | None = None
         """The first server error since the transaction began."""
+        self._ended_by_hand = False
+        """Whether the holder has sent a COMMIT or ROLLBACK since the transaction began."""
         self._half_sent = False
         """Whether the server may be waiting for more of the last call's statement."""
         self._role_changed = False
@@ -106,21 +108,35 @@ class Holding:
             except BaseException:
                 call.close()
                 raise
-        self._half_sent = False
         try:
             if begin is None:
-                return await session.drive(call, timeout)
-            result = await session.drive_after(begin, call, timeout)
-            self._begin = None
+                result = await session.drive(call, timeout)
+            else:
+                result = await session.drive_after(begin, call, timeout)
+                self._begin = None
+            if writes_first:
+                self._half_sent = False  # other calls may have had nothing to send
             return result
         except ConnectionLost as loss:
             raise record.told(loss) from loss.__cause__
         except Exception as error:
-            in_transaction = begin is not None or session.status in (Status.IN_TRANSACTION, Status.ABANDONED)
-            if self._failure is None and in_transaction:
-                self._failure = error
-            self._half_sent = is_half_sent(error)
+            self._note(error, begin, session)
             raise
+
+    def _note(self, error: Exception, begin: Preface | None, session: Session) -> None:
+        """What a call that failed says of the connection. One that has sent nothing says nothing."""
+        in_transaction = session.status in (Status.IN_TRANSACTION, Status.ABANDONED)
+        if self._failure is None and (begin is not None or in_transaction):
+            self._failure = error
+        if is_half_sent(error):
+            self._half_sent = True
+            if begin is not None and begin.sent:
+                # asyncpg gave up in the middle of the server's answer, of which that to BEGIN is the beginning.
+                begin.carried_out = True
+        elif is_servers(error):
+            self._half_sent = False
+            if begin is not None and in_transaction:
+                self._begin = None
 
     async def _be_in_transaction(self, timeout: float | None = None) -> float | None:
         """Have BEGIN carried out by itself, or see that it has been; what is left of `timeout`.
@@ -128,20 +144,35 @@ class Holding:
         Raises `TransactionAborted` if it went with a call and failed, as that did: what is sent now would be carried
         out outside any transaction, and so committed at once.
         """
-        begin = self._begin
+        begin, session = self._begin, self._session()
         if begin is None:
             return timeout
-        until = None if timeout is None else trio.current_time() + timeout
-        if begin.sent and self._half_sent:
-            # BEGIN was answered, in the middle of what asyncpg then gave up: the next answer tells.
-            self._begin = None
-        elif begin.sent:
-            if not self._raw.is_in_transaction():
+        if begin.sent and not begin.carried_out and session.status is not Status.BUSY:
+            if not session.raw.is_in_transaction():
                 raise TransactionAborted from self._failure
             self._begin = None
             return timeout
-        await self._command(SYNC, timeout)  # something for it to go with, or to be answered
+        until = None if timeout is None else trio.current_time() + timeout
+        # Something for BEGIN to go with, or whose answer tells asyncpg of the transaction. (Or that is refused, while
+        # the call that BEGIN went with is under way in another task.)
+        call = session.raw.execute(SYNC)
+        try:
+            await (session.drive(call, timeout) if begin.sent else session.drive_after(begin, call, timeout))
+        except ConnectionLost as loss:
+            raise self._record.told(loss) from loss.__cause__
+        except Exception as error:
+            self._note(error, begin, session)
+            raise
+        self._begin = None
+        self._half_sent = False
         return None if until is None else until - trio.current_time()
+
+    def _was_ended(self) -> bool:
+        """Whether the holder has ended the transaction that it is in, as far as that can be told."""
+        session = self._record.session
+        if self._begin is not None or self._record.gate is not None or session is None:
+            return self._ended_by_hand
+        return self._ended_by_hand or session.status is Status.IDLE
 
     def _drop_unsent_begin(self) -> bool:
         """The transaction is over: whether its BEGIN was never sent, so that there is nothing to end."""
@@ -167,6 +198,12 @@ class Holding:
     def _next_savepoint(self) -> int:
         self._savepoints += 1
         return self._savepoints
+
+    async def _for_copy(self, timeout: float | None) -> tuple[Any, float | None]:
+        """asyncpg's connection, ready for a call that has the user's own code in it, and what is left of `timeout`."""
+        await self._ready()
+        timeout = await self._be_in_transaction(seconds(timeout))
+        return self._raw, timeout
 
     def _sink(self, output: Any) -> Any:
         if not callable(output) or hasattr(output, "write"):

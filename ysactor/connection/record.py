@@ -6,8 +6,10 @@ lock. Who may write what is said at each field.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from ..servers import HostPort
     from .messages import ConnectionMessage
 
+
+T = TypeVar("T")
 
 SYNC = "SHOW transaction_read_only"
 """Ends what a statement that was only prepared has begun on the server; it takes no snapshot and no lock."""
@@ -50,7 +54,20 @@ def is_half_sent(error: Exception) -> bool:
     statement is then still under way: until it hears more of it, it stays in a transaction and keeps the locks on the
     tables. asyncpg's own pool ends that by the query that it sends as a connection comes back.
     """
-    return not isinstance(error, Error | TimeoutError) and "sqlstate" not in vars(error)
+    return not isinstance(error, Error | TimeoutError) and not is_servers(error)
+
+
+def is_servers(error: Exception) -> bool:
+    """Whether it is the server's own answer: it waits for nothing more of the call."""
+    return "sqlstate" in vars(error)
+
+
+def at_least_one(rows: Iterable[T]) -> Iterable[T] | None:
+    """The same rows, or None if there is none: asyncpg then only prepares a statement, which leaves it half sent."""
+    iterator = iter(rows)
+    for first in iterator:
+        return chain((first,), iterator)
+    return None
 
 
 class Record:

@@ -74,6 +74,7 @@ class _Unserved(Connection):
 
     async def finish(self) -> None:
         """Make it ready for its first holder. Raises `Error` if the hook left it in a state that nobody may have."""
+        self._drop_unsent_begin()
         await self._sync()
         await self._put_right()
         await self._unlisten()

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .record import at_least_one
+
 if TYPE_CHECKING:
     from .holding import Holding
 
@@ -13,30 +15,35 @@ if TYPE_CHECKING:
 class PreparedStatement:
     """A statement that the server has parsed. Use it within the lease it was made in; it needs no closing."""
 
-    __slots__ = ("_conn", "_raw")
+    __slots__ = ("_conn", "_named", "_raw")
 
     def __init__(self, conn: Holding, raw: Any) -> None:
         self._conn = conn
         self._raw = raw
+        # BEGIN is prepared without a name as it goes ahead of a statement, in the place of any other.
+        self._named = bool(raw.get_name())
 
     async def fetch(self, *args: Any, timeout: float | None = None) -> list[Any]:
         """All rows."""
-        return await self._conn._run(self._live().fetch(*args), timeout, True)
+        return await self._conn._run(self._live().fetch(*args), timeout, self._named)
 
     async def fetchrow(self, *args: Any, timeout: float | None = None) -> Any:
         """The first row, or None."""
-        return await self._conn._run(self._live().fetchrow(*args), timeout, True)
+        return await self._conn._run(self._live().fetchrow(*args), timeout, self._named)
 
     async def fetchval(self, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """One column of the first row, or None."""
-        return await self._conn._run(self._live().fetchval(*args, column=column), timeout, True)
+        return await self._conn._run(self._live().fetchval(*args, column=column), timeout, self._named)
 
     async def executemany(self, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
-        """Run it once for each sequence of arguments, all or nothing."""
-        await self._conn._run(self._live().executemany(args), timeout)
+        """Run it once for each sequence of arguments; see `Connection.executemany`."""
+        rows = at_least_one(args)
+        await self._conn._run(self._live().executemany(rows or ()), timeout)
+        if rows is None:
+            self._conn._half_sent = True
 
     async def explain(self, *args: Any, analyze: bool = False) -> Any:
-        """The server's plan, as JSON."""
+        """The server's plan, as JSON. With `analyze`, which runs it and rolls back, not inside a transaction."""
         return await self._conn._run(self._live().explain(*args, analyze=analyze), None)
 
     def cursor(self, *args: Any, prefetch: int | None = None, timeout: float | None = None) -> CursorFactory:
@@ -96,7 +103,8 @@ class CursorFactory:
 
 
 class CursorIterator(AsyncIterator[Any]):
-    """Row after row, `prefetch` of them read at a time. It may be left early; it ends with its transaction.
+    """Row after row, `prefetch` of them read at a time. It may be left early. Nothing is read after
+    its transaction, but what was read ahead is still given out.
 
     What was read before is given out without a checkpoint. (Measured: a call on the connection for each row cost 7 µs,
     ten times what asyncpg takes; one for each `prefetch` rows makes it 0.8.)

@@ -56,13 +56,15 @@ class Transaction:
     actor rolls back, and the connection's next call waits for that.
     """
 
-    __slots__ = ("_begin", "_conn", "_savepoint", "_state")
+    __slots__ = ("_begin", "_conn", "_savepoint", "_state", "was_ended")
 
     def __init__(self, conn: Holding, isolation: str | None, readonly: bool, deferrable: bool) -> None:
         self._conn = conn
         self._begin = begin_statement(isolation, readonly, deferrable)
         self._savepoint: str | None = None
         self._state: Literal["new", "started", "ended"] = "new"
+        self.was_ended = False
+        """Whether, when it was to be ended, it had been: by a COMMIT or ROLLBACK sent as a statement."""
 
     async def start(self) -> None:
         """BEGIN, or inside a transaction SAVEPOINT.
@@ -83,6 +85,7 @@ class Transaction:
         else:
             await trio.lowlevel.checkpoint_if_cancelled()
             conn._failure = None
+            conn._ended_by_hand = False
             conn._begin = Preface(self._begin)
         self._state = "started"
         if self._savepoint is None:
@@ -118,14 +121,15 @@ class Transaction:
             return
         try:
             await conn._ready()
-            await trio.lowlevel.checkpoint_if_cancelled()
             await conn._be_in_transaction()
+            await trio.lowlevel.checkpoint_if_cancelled()
         except trio.Cancelled:
             conn._owe(self._undo)
             raise
         finally:
             conn._begin = None
-        if not conn.is_in_transaction():
+        if conn._ended_by_hand or not conn.is_in_transaction():
+            self.was_ended = True
             raise TransactionEnded
         await self._send_commit()
 
@@ -137,6 +141,9 @@ class Transaction:
             tag = await session.drive(session.raw.execute("COMMIT"), grace=COMMIT_GRACE)
         except ConnectionLost as loss:
             raise record.commit_lost(loss.reason) from loss
+        except TimeoutError as late:
+            # asyncpg's own `command_timeout`, which knows nothing of COMMIT: the server may be carrying it out.
+            raise record.commit_lost(str(late) or "command_timeout") from late
         except Exception as error:
             if classify(error) == "connection_lost":
                 raise record.commit_lost(str(error)) from error
@@ -180,6 +187,7 @@ class Transaction:
         if self._savepoint is None:
             if conn._drop_unsent_begin():
                 return
+            self.was_ended = conn._was_ended()
             conn._begin = None
         try:
             # A `cancel_timeout` of 0 is about cancelled calls, and this is none.

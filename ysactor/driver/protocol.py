@@ -64,12 +64,15 @@ class Status(Enum):
 class Preface:
     """A statement that is sent ahead of a call, in the same round trip where the transport can: BEGIN."""
 
-    __slots__ = ("sent", "sql")
+    __slots__ = ("carried_out", "sent", "sql")
 
     def __init__(self, sql: str) -> None:
         self.sql = sql
+        self.carried_out = False
+        """Whether it is known to have been carried out, though the driver's connection has not heard so yet."""
         self.sent = False
-        """Whether the server may have seen it. Only its session writes this."""
+        """Whether the server may have seen it; true while a call that it goes ahead of is under way. Its session writes
+        this."""
 
 
 class SessionEvents(Protocol):

@@ -80,7 +80,8 @@ class TrioAsyncioSession:
 
     def is_clean(self) -> bool:
         """Whether the next holder may have it as it is."""
-        return self.status is Status.IDLE
+        # The second: an object of `raw.transaction()` that was never ended makes the next holder's a savepoint.
+        return self.status is Status.IDLE and self._connection._top_xact is None
 
     def attach(self, events: SessionEvents) -> None:
         """Name the owner."""
@@ -246,8 +247,17 @@ class TrioAsyncioSession:
             result = work.task.result()
         except BaseException as error:
             # asyncpg has several names for a connection that is gone, `InternalClientError` among them.
+            if isinstance(error, UnicodeError):
+                raise  # of a text that cannot be sent: asyncpg has closed the connection, which is seen next
             if self._connection.is_closed():
                 self._lost()
+                raise ConnectionLost(self._reason, self._host) from error
+            if type(error).__name__ == "InternalClientError":
+                # asyncpg has lost track of the conversation: as a rule because the server has ended it in the middle of
+                # a call that has several statements.
+                self.terminate(f"asyncpg cannot go on: {error}")
+                self._untold = self._reason
+                self._tell()
                 raise ConnectionLost(self._reason, self._host) from error
             if getattr(error, "sqlstate", None) in _STALE:
                 self._connection._drop_local_statement_cache()

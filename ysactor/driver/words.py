@@ -41,26 +41,37 @@ class Ear:
         self.tail = b""
         self._receive: Callable[[bytes], None] = protocol.data_received
         self._rows: CopyOut | None = None
+        self._wanted = True
+        """Whether asyncpg wants to be given what comes."""
+        self._resume: Callable[[], None] = _nothing
         self.connection_lost = protocol.connection_lost
         self.pause_writing = protocol.pause_writing
         self.resume_writing = protocol.resume_writing
         self.eof_received = protocol.eof_received
 
     def connection_made(self, transport: Any) -> None:
-        """Where it is read from; what is left over of a COPY is passed on when reading goes on."""
-        resume, loop = transport.resume_reading, transport._loop
+        """Where it is read from: not at all while something is left over of a COPY, which goes first."""
+        pause, self._resume, loop = transport.pause_reading, transport.resume_reading, transport._loop
+
+        def pause_reading() -> None:
+            self._wanted = False
+            pause()
 
         def resume_reading() -> None:
-            resume()
+            self._wanted = True
             if self._rows is not None and self._rows.left_over:
                 loop.call_soon(self._read_on)
+            else:
+                self._resume()
 
-        transport.resume_reading = resume_reading
+        transport.pause_reading, transport.resume_reading = pause_reading, resume_reading
         self.protocol.connection_made(transport)
 
     def _read_on(self) -> None:
-        if self._rows is not None and self._rows.left_over:
+        while self._wanted and self._rows is not None and self._rows.left_over:
             self._rows.more()
+        if self._wanted:
+            self._resume()
 
     def data_received(self, data: bytes) -> None:
         """What the socket had."""
@@ -79,3 +90,7 @@ class Ear:
     def last_words(self) -> str | None:
         """What the server said before it hung up, if it did."""
         return last_words(self.tail)
+
+
+def _nothing() -> None:
+    """There is nothing to read from yet."""

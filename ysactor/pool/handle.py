@@ -13,7 +13,7 @@ from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from ..connection.handle import Connection
 from ..connection.limits import seconds
-from ..connection.record import Place, Record, is_half_sent
+from ..connection.record import Place, Record, at_least_one, is_half_sent
 from ..connection.wording import changes_role
 from ..errors import (
     CheckoutTimeout,
@@ -105,11 +105,14 @@ class Pool:
         record_class: type | None = None,
     ) -> list[Any]:
         """Run a statement once for each sequence of arguments, all or nothing; the rows of all runs together."""
-        return await self._statement(methodcaller("fetchmany", query, args, record_class=record_class), timeout)
+        rows = at_least_one(args)
+        call = methodcaller("fetchmany", query, rows or (), record_class=record_class)
+        return await self._statement(call, timeout, half_sent=rows is None)
 
     async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
         """Run a statement once for each sequence of arguments, all or nothing; otherwise as `fetch`."""
-        await self._statement(methodcaller("executemany", command, args), timeout)
+        rows = at_least_one(args)
+        await self._statement(methodcaller("executemany", command, rows or ()), timeout, half_sent=rows is None)
 
     # --- leases ------------------------------------------------------------------------------------------------------
 
@@ -278,7 +281,11 @@ class Pool:
     # --- for this package --------------------------------------------------------------------------------------------
 
     async def _statement(
-        self, make: Callable[[Any], Coroutine[Any, Any, T]], timeout: float | None, changes_role: bool = False
+        self,
+        make: Callable[[Any], Coroutine[Any, Any, T]],
+        timeout: float | None,
+        changes_role: bool = False,
+        half_sent: bool = False,
     ) -> T:
         """One statement on whichever connection is free; `make` builds asyncpg's call once there is one.
 
@@ -300,6 +307,8 @@ class Pool:
                 record.owe_sync()
             raise
         finally:
+            if half_sent:
+                record.owe_sync()
             if changes_role:
                 record.owe_role()
             ledger.give_back(record, lease, self._now())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from ..connection.transaction import begin_statement
+from ..connection.transaction import Transaction, begin_statement
 from ..errors import CommitOutcomeUnknown, ConfigurationError, Error, Rollback, TransactionEnded
 from ..policy.backoff import retry_wait
 from ..policy.classify import classify, is_drivers, is_stale_plan
@@ -98,11 +98,16 @@ async def _attempt(
         "readonly": policy.readonly,
         "deferrable": policy.deferrable,
     }
+    transaction: Transaction | None = None
     try:
         # The lease is entered first: `transaction` raises if the connection has ended, and the lease must end then.
-        async with _Entered(block), conn.transaction(**wishes):
-            value = await fn(conn, *args)
+        async with _Entered(block):
+            transaction = conn.transaction(**wishes)
+            async with transaction:
+                value = await fn(conn, *args)
     except Rollback as rollback:
+        if transaction is not None and transaction.was_ended:
+            raise TransactionEnded from rollback
         tally.transactions_rolled_back += 1
         chosen: T = rollback.value
         return chosen
@@ -111,7 +116,12 @@ async def _attempt(
         raise
     except TransactionEnded:
         raise  # nobody knows what the function itself did
-    except BaseException:
+    except BaseException as error:
+        if transaction is not None and transaction.was_ended:
+            if isinstance(error, Exception) and _nothing_was_committed(error):
+                # What would have it run again says nothing of what it committed itself.
+                raise TransactionEnded from error
+            raise
         tally.transactions_rolled_back += 1
         raise
     tally.transactions_committed += 1

@@ -129,6 +129,10 @@ class Link:
         self.transport.shut()
         self.wire.connection_lost(cause)
 
+    def lose_track(self, error: Exception) -> None:
+        """asyncpg no longer knows where it is in the conversation."""
+        self.shut(self._in_its_words(f"asyncpg cannot go on: {error}"))
+
     def _aborted(self) -> None:
         """asyncpg closed the transport: its holder said so, or it met what it cannot go on after."""
         self._close(self._in_its_words("closed by asyncpg"))

@@ -133,9 +133,7 @@ class NativeSession:
             bound = None if grace is None else Grace(grace, None, _FOREVER)
             return await (run_plain if is_plain(call) else run)(self._link, call, bound)
         except OVER as error:
-            if self._link.closed and error is not self._link.users_error:
-                raise ConnectionLost(self._link.reason, self._host) from error
-            self._disown(error)
+            self._judge(error)
             raise
         except Expired:
             self._cut_off(_unanswered(grace))
@@ -158,6 +156,7 @@ class NativeSession:
         # No other call can come in between: the next checkpoint is after the call's first write, or ends the call.
         transport = self._link.transport
         Ahead(self._link, preface.sql)
+        preface.sent = True
         try:
             return await self.drive(call, timeout)
         finally:
@@ -200,17 +199,24 @@ class NativeSession:
         except Exception as error:
             if trio.current_time() >= cut:
                 self._cut_off("socket_timeout", error)
-            if link.closed and isinstance(error, OVER) and error is not link.users_error:
-                raise ConnectionLost(link.reason, self._host) from error
-            self._disown(error)
+            self._judge(error)
             raise
         if trio.current_time() >= cut:
             self._cut_off("socket_timeout")
         return result
 
-    def _disown(self, error: Exception) -> None:
-        """Forget the prepared statements if one of them has turned out to be of no more use."""
+    def _judge(self, error: Exception) -> None:
+        """What an error of a call says of the session. Raises `ConnectionLost` if it is over."""
+        link = self._link
+        if isinstance(error, OVER) and error is not link.users_error:
+            if type(error) is asyncpg.InternalClientError:
+                # asyncpg has lost track of the conversation: as a rule because the server has ended it in the middle of
+                # a call that has several statements.
+                link.lose_track(error)
+            if link.closed:
+                raise ConnectionLost(link.reason, self._host) from error
         if getattr(error, "sqlstate", None) in _STALE:
+            # A prepared statement has turned out to be of no more use.
             forget_statements(self._raw)
 
     async def _admit(self, timeout: float | None, due: float) -> None:

@@ -175,7 +175,7 @@ class TlsTransport(Transport):
     on asyncio; one feed per kernel read makes them as fast.
     """
 
-    __slots__ = ("_ended", "_incoming", "_outgoing", "_recv", "_tls")
+    __slots__ = ("_ended", "_fault", "_incoming", "_outgoing", "_recv", "_tls")
 
     def __init__(
         self, sock: socket.socket, loop: Loop, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO
@@ -186,6 +186,7 @@ class TlsTransport(Transport):
         self._outgoing = outgoing
         self._recv = self.read
         self._ended = False
+        self._fault: ssl.SSLError | None = None
         self.read = self._read
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -203,6 +204,8 @@ class TlsTransport(Transport):
         super().write(self._outgoing.read())
 
     def _read(self) -> bytes:
+        if self._fault is not None:
+            raise self._fault
         if self._ended:
             return b""
         data = self._recv()
@@ -220,6 +223,10 @@ class TlsTransport(Transport):
                 self._ended = True
         except ssl.SSLWantReadError:
             pass
+        except ssl.SSLError as fault:
+            if not chunks:
+                raise
+            self._fault = fault  # what came before it may be the answer to a COMMIT
         if self._outgoing.pending:
             super().write(self._outgoing.read())  # an answer to a key update
         if chunks:
