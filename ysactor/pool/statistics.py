@@ -44,6 +44,7 @@ class PoolStatistics:
     (`idle_timeout`), ``rebalanced``, ``in_transaction`` (given back inside one), ``busy`` (given back in a call),
     ``unsettled`` (not usable within `cancel_timeout`), ``discarded``, ``pool_closed``."""
     transactions_committed: int
+    """Of `pool.transaction`, as the three after it; blocks of `conn.transaction()` are not counted."""
     transactions_rolled_back: int
     transactions_retried: int
     """Runs of a transaction's function after the first."""
