@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.lowlevel
 
 import ysactor
 from ysactor.config import Config
@@ -267,3 +268,22 @@ async def test_a_chunk_that_is_there_is_taken_where_asyncpg_asks_for_it(copying,
     assert entered["ysactor.driver.native.stepping._serve"] <= 5
     ours = {name: count / CHUNKS for name, count in entered.items() if name.startswith("ysactor.")}
     assert sum(ours.values()) <= 6, ours
+
+
+async def test_a_copy_out_to_a_sink_that_waits_makes_no_garbage_that_has_to_be_collected(pool):
+    """What holds a piece of it would be held until somebody collects: megabytes, where that is seldom done."""
+
+    async def sink(data):
+        await trio.lowlevel.checkpoint()
+        await trio.sleep(0.001)
+
+    async with pool.acquire() as connection:
+        copy = "SELECT repeat('x', 999) FROM generate_series(1, 2000)"
+        await connection.copy_from_query(copy, output=sink)
+        gc.collect()
+        gc.disable()
+        try:
+            await connection.copy_from_query(copy, output=sink)
+            assert gc.collect() == 0
+        finally:
+            gc.enable()

@@ -124,13 +124,14 @@ async def _failing(error: BaseException) -> Any:
 @types.coroutine
 def _rest(step: Any, trap: Any) -> Generator[Any, Any, Any]:
     """Go on with what has yielded `trap`."""
+    answer: list[Any] = []  # emptied at once: an error that stayed here would be in a cycle, with the frames below it
     try:
         while True:
             try:
-                answer = yield trap
+                answer.append((yield trap))
             except BaseException as error:
                 trap = step.throw(error)
             else:
-                trap = step.send(answer)
+                trap = step.send(answer.pop())
     except StopIteration as end:
         return end.value
