@@ -9,7 +9,6 @@ from typing import Any, TypeAlias, TypeVar
 from ..errors import ConfigurationError, ConnectionLost, PoolClosed
 from ..servers import Server
 from .holding import Holding
-from .record import at_least_one
 from .statements import CursorFactory, PreparedStatement
 from .transaction import Transaction
 from .wording import changes_role, commits, ends_transaction, is_ordinary
@@ -77,10 +76,8 @@ class Connection(Holding):
         All or nothing where no transaction is open. Inside one, a failure in the middle (of `args` itself, say) may
         leave what was sent before: use a savepoint, or let the transaction fail.
         """
-        rows = at_least_one(args)
-        await self._run(self._raw.executemany(command, rows or ()), timeout)
-        if rows is None:
-            self._half_sent = True
+        raw = self._raw
+        await self._run_many(lambda rows: raw.executemany(command, rows), args, timeout)
 
     async def fetchmany(
         self,
@@ -91,12 +88,8 @@ class Connection(Holding):
         record_class: type | None = None,
     ) -> list[Any]:
         """Run a statement once for each sequence of arguments, as `executemany` does; the rows of all runs together."""
-        rows = at_least_one(args)
-        call = self._raw.fetchmany(query, rows or (), record_class=record_class)
-        found: list[Any] = await self._run(call, timeout)
-        if rows is None:
-            self._half_sent = True
-        return found
+        raw = self._raw
+        return await self._run_many(lambda rows: raw.fetchmany(query, rows, record_class=record_class), args, timeout)
 
     async def prepare(
         self, query: str, *, name: str | None = None, timeout: float | None = None, record_class: type | None = None

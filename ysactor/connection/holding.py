@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import trio
@@ -10,7 +10,7 @@ import trio
 from ..driver.protocol import Preface, Status
 from ..errors import ConnectionLost, LeaseEnded, TransactionAborted
 from .limits import seconds
-from .record import SYNC, is_half_sent, is_servers
+from .record import SYNC, at_least_one, is_half_sent, is_servers
 
 if TYPE_CHECKING:
     from ..driver.protocol import Session
@@ -122,6 +122,16 @@ class Holding:
         except Exception as error:
             self._note(error, begin, session)
             raise
+
+    async def _run_many(
+        self, make: Callable[[Iterable[Any]], Coroutine[Any, Any, T]], args: Iterable[Any], timeout: float | None
+    ) -> T:
+        """Run a call that takes its arguments from an iterable. With none of them it only prepares its statement."""
+        rows = at_least_one(args)
+        result = await self._run(make(rows or ()), timeout)
+        if rows is None:
+            self._half_sent = True
+        return result
 
     def _note(self, error: Exception, begin: Preface | None, session: Session) -> None:
         """What a call that failed says of the connection. One that has sent nothing says nothing."""

@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .record import at_least_one
-
 if TYPE_CHECKING:
     from .holding import Holding
 
@@ -37,10 +35,7 @@ class PreparedStatement:
 
     async def executemany(self, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
         """Run it once for each sequence of arguments; see `Connection.executemany`."""
-        rows = at_least_one(args)
-        await self._conn._run(self._live().executemany(rows or ()), timeout)
-        if rows is None:
-            self._conn._half_sent = True
+        await self._conn._run_many(self._live().executemany, args, timeout)
 
     async def explain(self, *args: Any, analyze: bool = False) -> Any:
         """The server's plan, as JSON. With `analyze`, which runs it and rolls back, not inside a transaction."""

@@ -14,18 +14,12 @@ import trio
 from ..errors import ConnectionLost
 from ..servers import HostPort
 from .protocol import Preface, SessionEvents, Status
+from .remedies import STALE, ask_again
 from .trio_asyncio_work import Work, known_failures, run
 
 T = TypeVar("T")
 
 _END: Any = object()
-
-_STALE = frozenset({"26000", "XX000"})
-"""SQLSTATEs of a prepared statement that the server has no more (DISCARD ALL, DEALLOCATE), and of one that names a type
-that is no more, an internal error to the server. asyncpg would use the same statement again, for every later holder."""
-
-_PATIENCE = 0.1
-"""Seconds that a server is given to carry out a cancel request before it is sent another one."""
 
 
 class TrioAsyncioSession:
@@ -259,7 +253,7 @@ class TrioAsyncioSession:
                 self._untold = self._reason
                 self._tell()
                 raise ConnectionLost(self._reason, self._host) from error
-            if getattr(error, "sqlstate", None) in _STALE:
+            if getattr(error, "sqlstate", None) in STALE:
                 self._connection._drop_local_statement_cache()
             if work.has_failed_errand:
                 self._work = work
@@ -277,7 +271,7 @@ class TrioAsyncioSession:
         await work.wait()
         answered = trio.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._ask_again, answered)
+            nursery.start_soon(ask_again, lambda: self._run(self._connection.interrupt()), answered)
             await self._run(self._connection._protocol._wait_for_cancellation())
             answered.set()
         # asyncpg begins no statement before its cancel request has been sent, that request's connection has been closed
@@ -286,18 +280,6 @@ class TrioAsyncioSession:
             await run(self._loop, self._connection.execute("SELECT 1"))
         self._work = None
         return self._state is Status.ABANDONED and not self._connection.is_closed()
-
-    async def _ask_again(self, answered: trio.Event) -> None:
-        """Repeat the request while the statement runs on: one that overtakes its statement finds nothing to cancel.
-
-        It can't hit anything later: the session is not used before the server has closed each request's connection.
-        """
-        while True:
-            with trio.move_on_after(_PATIENCE):
-                await answered.wait()
-            if answered.is_set():
-                return
-            await self._run(self._connection.interrupt())
 
     async def _run(self, call: Coroutine[Any, Any, Any]) -> None:
         """Run something of the session's own; a failure of the server or the network has no consequence."""

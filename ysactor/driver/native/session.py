@@ -15,6 +15,7 @@ from trio.lowlevel import checkpoint, enable_ki_protection
 from ...errors import ConnectionLost
 from ...servers import HostPort
 from ..protocol import ConnectFailure, Preface, SessionEvents, Status
+from ..remedies import STALE
 from .bounds import Expired, Grace, Limits
 from .cancel import send_cancel
 from .copying import Source
@@ -30,10 +31,6 @@ from .stepping import run, run_plain, run_with_users_code
 from .watch import Watch
 
 T = TypeVar("T")
-
-_STALE = frozenset({"26000", "XX000"})
-"""SQLSTATEs of a prepared statement that the server has no more (DISCARD ALL, DEALLOCATE), and of one that names a type
-that is no more, an internal error to the server. asyncpg would use the same statement again, for every later holder."""
 
 _FOREVER = float("inf")
 
@@ -215,7 +212,7 @@ class NativeSession:
                 link.lose_track(error)
             if link.closed:
                 raise ConnectionLost(link.reason, self._host) from error
-        if getattr(error, "sqlstate", None) in _STALE:
+        if getattr(error, "sqlstate", None) in STALE:
             # A prepared statement has turned out to be of no more use.
             forget_statements(self._raw)
 

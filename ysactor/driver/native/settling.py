@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 import asyncpg
 import trio
 
 from ..protocol import ConnectFailure
+from ..remedies import ask_again
 from .link import Link
 from .names import is_cancelling, wait_for_cancellation
 from .stepping import run
 
 OVER = (asyncpg.InterfaceError, asyncpg.InternalClientError, asyncpg.PostgresError, OSError)
 """What asyncpg raises when its session is over, depending on where it notices."""
-
-_PATIENCE = 0.1
-"""Seconds that a server is given to carry out a cancel request before it is sent another one."""
 
 
 async def quieten(link: Link, ask: Callable[[], Awaitable[None]]) -> None:
@@ -35,7 +34,7 @@ async def quieten(link: Link, ask: Callable[[], Awaitable[None]]) -> None:
     answered = trio.Event()
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_ask_again, ask, answered)
+        nursery.start_soon(ask_again, partial(_quietly, ask), answered)
         try:
             while is_cancelling(wire):
                 await run(link, wait_for_cancellation(wire))
@@ -50,15 +49,6 @@ async def quieten(link: Link, ask: Callable[[], Awaitable[None]]) -> None:
         await run(link, wire.query("SHOW transaction_read_only", None))
 
 
-async def _ask_again(ask: Callable[[], Awaitable[None]], answered: trio.Event) -> None:
-    """Repeat the request while the statement runs on: one that overtakes its statement finds nothing to cancel.
-
-    It can't hit anything later: the session is not used before the server has closed each request's connection.
-    """
-    while True:
-        with trio.move_on_after(_PATIENCE):
-            await answered.wait()
-        if answered.is_set():
-            return
-        with suppress(ConnectFailure, OSError):
-            await ask()
+async def _quietly(ask: Callable[[], Awaitable[None]]) -> None:
+    with suppress(ConnectFailure, OSError):
+        await ask()
