@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 import pytest
@@ -553,6 +553,33 @@ async def test_a_transaction_by_hand(bank: FakeCluster, open_pool: OpenPool) -> 
         await conn.execute("INSERT")
         await transaction.commit()
     assert rows(bank) == 1
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("depth", [0, 1])
+async def test_a_block_is_not_ended_by_hand_and_stays_a_transaction(
+    bank: FakeCluster, open_pool: OpenPool, end: str, depth: int
+) -> None:
+    """What follows would be committed at once."""
+    async with open_pool() as pool, pool.acquire() as conn:
+        async with AsyncExitStack() as outer:
+            for _ in range(depth):
+                await outer.enter_async_context(conn.transaction())
+            async with conn.transaction() as transaction:
+                await conn.execute("INSERT")
+                with pytest.raises(ysactor.Error, match="ends with its block"):
+                    await getattr(transaction, end)()
+                assert conn.is_in_transaction()
+                await conn.execute("INSERT")
+                assert rows(bank) == 0
+        assert rows(bank) == 2
+        with pytest.raises(ysactor.Error, match="has ended"):
+            await getattr(transaction, end)()
+        with pytest.raises(ysactor.Error, match="ends with its block"):
+            async with conn.transaction() as transaction:
+                await conn.execute("INSERT")
+                await getattr(transaction, end)()
+        assert rows(bank) == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"isolation": "serializable"}])

@@ -56,13 +56,14 @@ class Transaction:
     actor rolls back, and the connection's next call waits for that.
     """
 
-    __slots__ = ("_begin", "_conn", "_savepoint", "_state", "was_ended")
+    __slots__ = ("_begin", "_conn", "_is_block", "_savepoint", "_state", "was_ended")
 
     def __init__(self, conn: Holding, isolation: str | None, readonly: bool, deferrable: bool) -> None:
         self._conn = conn
         self._begin = begin_statement(isolation, readonly, deferrable)
         self._savepoint: str | None = None
         self._state: Literal["new", "started", "ended"] = "new"
+        self._is_block = False
         self.was_ended = False
         """Whether, when it was to be ended, it had been: by a COMMIT or ROLLBACK sent as a statement."""
 
@@ -108,9 +109,13 @@ class Transaction:
         Raises `CommitOutcomeUnknown` if the answer was lost; `TransactionAborted` if the server had failed the
         transaction, so that nothing was committed; `TransactionEnded` if the transaction was ended by hand; the
         server's error (a deferred constraint, a serialization failure) if COMMIT was refused and nothing was
-        committed; `ConnectionLost` if the connection was lost before COMMIT was sent. A transaction without a statement
-        sends nothing.
+        committed; `ConnectionLost` if the connection was lost before COMMIT was sent; `Error` inside the block that it
+        is used as. A transaction without a statement sends nothing.
         """
+        self._refuse_in_block()
+        await self._commit()
+
+    async def _commit(self) -> None:
         self._end()
         conn = self._conn
         if self._savepoint is not None:
@@ -157,8 +162,10 @@ class Transaction:
     async def rollback(self) -> None:
         """ROLLBACK, or ROLLBACK TO SAVEPOINT. Cancelled, it is done by the connection's actor.
 
-        Raises `ConnectionLost` if the connection is gone; the server has then rolled back.
+        Raises `ConnectionLost` if the connection is gone; the server has then rolled back. `Error` inside the block
+        that it is used as.
         """
+        self._refuse_in_block()
         self._end()
         conn = self._conn
         if self._savepoint is None:
@@ -170,15 +177,14 @@ class Transaction:
 
     async def __aenter__(self) -> Self:
         await self.start()
+        self._is_block = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._state == "ended":
-            return
         if error is None:
-            await self.commit()
+            await self._commit()
             return
         self._end()
         conn = self._conn
@@ -203,6 +209,11 @@ class Transaction:
     @property
     def _undo(self) -> str:
         return "ROLLBACK" if self._savepoint is None else f"ROLLBACK TO SAVEPOINT {self._savepoint}"
+
+    def _refuse_in_block(self) -> None:
+        """What follows in the block would be outside any transaction, and so committed at once. asyncpg refuses too."""
+        if self._is_block and self._state == "started":
+            raise Error("a transaction used as a block ends with its block; raise an exception in it to roll back")
 
     def _end(self) -> None:
         if self._state != "started":
