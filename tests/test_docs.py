@@ -57,3 +57,14 @@ def test_the_top_level_holds_only_what_it_should() -> None:
 
 def test_the_version_is_said_in_one_voice() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == ysactor.__version__
+
+
+def test_the_page_of_the_interface_has_every_public_name() -> None:
+    words = set(re.findall(r"\w+", (ROOT / "docs" / "reference" / "api.md").read_text()))
+    classes = (
+        *(ysactor.Pool, ysactor.PoolStatistics, ysactor.Cluster, ysactor.ClusterInfo, ysactor.Server),
+        *(ysactor.Connection, ysactor.PreparedStatement, ysactor.Cursor, ysactor.Transaction),
+    )
+    members = {name for kind in classes for name in dir(kind) if not name.startswith("_")}
+    missing = {name for name in ysactor.__all__ if not name.startswith("_")} | members
+    assert missing - words == set()
