@@ -124,7 +124,7 @@ def test_a_marked_one_closes_when_it_comes_back() -> None:
     bench = Bench()
     record = bench.open()
     bench.ledger.take(0)
-    record.marked = True
+    record.marked = "rebalanced"
 
     bench.ledger.give_back(record, record.lease, 0)
 

@@ -31,7 +31,7 @@ from .messages import (
     Undo,
     Unlisten,
 )
-from .record import SYNC
+from .record import ROLE, SYNC
 
 if TYPE_CHECKING:
     from ..actor import Inbox, Ref
@@ -149,7 +149,7 @@ async def _serve(
                     return "unsettled"
                 _free(record, pool, inbox)
             case Undo(sql):
-                if not await undo(session, sql, tidying if sql == SYNC else config.cancel_timeout):
+                if not await undo(session, sql, tidying if sql in (SYNC, ROLE) else config.cancel_timeout):
                     record.end("its transaction could not be rolled back in time")
                     return "unsettled"
                 _free(record, pool, inbox)

@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from ..errors import ConfigurationError, ConnectionLost, PoolClosed
+from ..errors import ConfigurationError
 from ..servers import Server
 from .holding import Holding
-from .statements import CursorFactory, PreparedStatement
+from .statements import CursorFactory, PreparedStatement, prepared
 from .transaction import Transaction
-from .wording import changes_role, commits, ends_transaction, is_ordinary
+from .wording import deed_of
 
 T = TypeVar("T")
 
@@ -37,38 +37,33 @@ class Connection(Holding):
         self, query: str, *args: Any, timeout: float | None = None, record_class: type | None = None
     ) -> list[Any]:
         """All rows of one statement, as asyncpg records."""
+        if (deed := deed_of(query)) is not None:
+            return await self._do(deed, lambda raw: raw.fetch(query, *args, record_class=record_class), timeout)
         return await self._run(self._raw.fetch(query, *args, record_class=record_class), timeout, True)
 
     async def fetchrow(
         self, query: str, *args: Any, timeout: float | None = None, record_class: type | None = None
     ) -> Any:
         """The first row of one statement, or None."""
+        if (deed := deed_of(query)) is not None:
+            return await self._do(deed, lambda raw: raw.fetchrow(query, *args, record_class=record_class), timeout)
         return await self._run(self._raw.fetchrow(query, *args, record_class=record_class), timeout, True)
 
     async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """One column of the first row, or None if there is no row."""
+        if (deed := deed_of(query)) is not None:
+            return await self._do(deed, lambda raw: raw.fetchval(query, *args, column=column), timeout)
         return await self._run(self._raw.fetchval(query, *args, column=column), timeout, True)
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run a statement (several, separated by semicolons, if there are no arguments); the server's tag of the last.
 
-        A COMMIT sent this way whose answer is lost raises `CommitOutcomeUnknown`. A role that is set this way is reset
-        when the lease ends; nothing else that is set is.
+        A COMMIT whose answer is lost raises `CommitOutcomeUnknown`, sent this way or by `fetch` and its like. A role
+        that is set is reset when the lease ends; nothing else that is set is.
         """
-        if is_ordinary(query):
-            return await self._run(self._raw.execute(query, *args), timeout, True)
-        if changes_role(query):
-            self._role_changed = True
-        await self._ready()
-        try:
-            tag: str = await self._run(self._raw.execute(query, *args), timeout, True)
-        except (ConnectionLost, PoolClosed) as loss:
-            if not commits(query):
-                raise
-            raise self._record.commit_lost(getattr(loss, "reason", str(loss))) from loss
-        if ends_transaction(query):
-            self._ended_by_hand = True
-        return tag
+        if (deed := deed_of(query)) is not None:
+            return await self._do(deed, lambda raw: raw.execute(query, *args), timeout)
+        return await self._run(self._raw.execute(query, *args), timeout, True)
 
     async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
         """Run a statement once for each sequence of arguments. `args` is read as it is sent.
@@ -77,6 +72,7 @@ class Connection(Holding):
         leave what was sent before: use a savepoint, or let the transaction fail.
         """
         raw = self._raw
+        self._watch_role(command)
         await self._run_many(lambda rows: raw.executemany(command, rows), args, timeout)
 
     async def fetchmany(
@@ -89,14 +85,15 @@ class Connection(Holding):
     ) -> list[Any]:
         """Run a statement once for each sequence of arguments, as `executemany` does; the rows of all runs together."""
         raw = self._raw
+        self._watch_role(query)
         return await self._run_many(lambda rows: raw.fetchmany(query, rows, record_class=record_class), args, timeout)
 
     async def prepare(
         self, query: str, *, name: str | None = None, timeout: float | None = None, record_class: type | None = None
     ) -> PreparedStatement:
         """Prepare a statement for use on this connection, within this lease."""
-        raw = await self._run(self._raw.prepare(query, name=name, record_class=record_class), timeout)
-        self._half_sent = True
+        self._watch_role(query)
+        raw = await self._run(prepared(self._raw, query, name, record_class), timeout)
         return PreparedStatement(self, raw)
 
     def cursor(
@@ -111,6 +108,7 @@ class Connection(Holding):
 
         It needs an open transaction, as asyncpg's does, and ends with it. `prefetch` rows (50) are read at a time.
         """
+        self._watch_role(query)
         raw = self._raw.cursor(query, *args, prefetch=prefetch, record_class=record_class)
         return CursorFactory(self, raw, timeout, prefetch)
 
@@ -138,6 +136,7 @@ class Connection(Holding):
         self, query: str, *args: Any, output: Any, timeout: float | None = None, **options: Any
     ) -> str:
         """COPY a query's rows out to `output`, as `copy_from_table` does."""
+        self._watch_role(query)
         raw, timeout = await self._for_copy(timeout)
         return await self._run(raw.copy_from_query(query, *args, output=self._sink(output), **options), timeout)
 

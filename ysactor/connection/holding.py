@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import trio
 
 from ..driver.protocol import Preface, Status
-from ..errors import ConnectionLost, LeaseEnded, TransactionAborted
+from ..errors import ConnectionLost, LeaseEnded, PoolClosed, TransactionAborted
 from .limits import seconds
 from .record import SYNC, at_least_one, is_half_sent, is_servers
+from .wording import Deed, deed_of
 
 if TYPE_CHECKING:
     from ..driver.protocol import Session
@@ -72,16 +74,25 @@ class Holding:
             self._live and self._record.reason is None and session is not None and session.status is not Status.CLOSED
         )
 
+    def _is_idle(self) -> bool:
+        """Whether nothing is under way on it, and no transaction is open."""
+        session = self._record.session
+        return session is not None and session.status is Status.IDLE
+
     def _is_left(self) -> bool:
         """Whether a call was left before its end, and the actor is at work."""
         return self._record.gate is not None
 
-    async def _ready(self) -> Session:
-        """Wait until the actor has put right what this lease left before, if it has to."""
+    async def _ready(self, timeout: float | None = None) -> float | None:
+        """Wait until the actor has put right what this lease left before, if it has to; what is left of `timeout`."""
         record = self._record
-        while record.gate is not None:
-            await record.gate.wait()
-        return self._session()
+        until = math.inf if timeout is None else trio.current_time() + timeout
+        with trio.CancelScope(deadline=until):
+            while record.gate is not None:
+                await record.gate.wait()
+            self._session()
+            return None if timeout is None else max(0.0, until - trio.current_time())
+        raise TimeoutError(f"the call did not end within {timeout:g} s")
 
     async def _run(self, call: Coroutine[Any, Any, T], timeout: float | None, writes_first: bool = False) -> T:
         """Run a call. `writes_first`: the first thing it does is to send a statement, so that BEGIN may go with it."""
@@ -94,7 +105,7 @@ class Holding:
                 raise
         if record.gate is not None:
             try:
-                await self._ready()
+                timeout = await self._ready(timeout)
             except BaseException:
                 call.close()
                 raise
@@ -118,10 +129,31 @@ class Holding:
                 self._half_sent = False  # other calls may have had nothing to send
             return result
         except ConnectionLost as loss:
+            self._note(loss, begin, session)
             raise record.told(loss) from loss.__cause__
         except Exception as error:
             self._note(error, begin, session)
+            if is_half_sent(error):
+                await self._end_half_sent()
             raise
+
+    async def _do(self, deed: Deed, make: Callable[[Any], Coroutine[Any, Any, T]], timeout: float | None) -> T:
+        """Run a statement of which more has to be known than its answer."""
+        if deed.role:
+            self._role_changed = True
+        # Before the call: a loss here says nothing of a COMMIT.
+        timeout = await self._ready(seconds(timeout))
+        try:
+            result = await self._run(make(self._raw), timeout, True)
+        except (ConnectionLost, PoolClosed) as loss:
+            if not deed.commits or self._is_live():
+                raise
+            raise self._record.commit_lost(getattr(loss, "reason", str(loss))) from loss
+        if deed.ends:
+            self._ended_by_hand = True
+        if deed.forgets:
+            self._session().forget_statements()
+        return result
 
     async def _run_many(
         self, make: Callable[[Iterable[Any]], Coroutine[Any, Any, T]], args: Iterable[Any], timeout: float | None
@@ -131,6 +163,7 @@ class Holding:
         result = await self._run(make(rows or ()), timeout)
         if rows is None:
             self._half_sent = True
+            await self._end_half_sent()
         return result
 
     def _note(self, error: Exception, begin: Preface | None, session: Session) -> None:
@@ -175,7 +208,7 @@ class Holding:
             raise
         self._begin = None
         self._half_sent = False
-        return None if until is None else until - trio.current_time()
+        return None if until is None else max(0.0, until - trio.current_time())
 
     def _was_ended(self) -> bool:
         """Whether the holder has ended the transaction that it is in, as far as that can be told."""
@@ -195,6 +228,11 @@ class Holding:
     async def _command(self, sql: str, timeout: float | None = None) -> str:
         return await self._run(self._raw.execute(sql), timeout, True)
 
+    def _watch_role(self, query: str) -> None:
+        """For a statement that is not sent through `_do`."""
+        if (deed := deed_of(query)) is not None and deed.role:
+            self._role_changed = True
+
     def _owe(self, sql: str) -> None:
         """Leave a statement to the actor; the next call on this connection waits for it. No checkpoint."""
         if self._is_live():
@@ -205,14 +243,27 @@ class Holding:
         if self._half_sent and self._is_live():
             await self._command(SYNC)
 
+    async def _end_half_sent(self) -> None:
+        """The same after a call that failed, or had nothing to send: at once, since the server holds locks meanwhile,
+        and counts the time until the next statement as that statement's. What goes wrong, the next call will meet."""
+        try:
+            await self._be_in_transaction()
+            if self._half_sent and self._is_live():
+                session = self._session()
+                await session.drive(session.raw.execute(SYNC))
+                self._half_sent = False
+        except ConnectionLost as loss:
+            self._record.told(loss)
+        except Exception:
+            self._half_sent = True
+
     def _next_savepoint(self) -> int:
         self._savepoints += 1
         return self._savepoints
 
     async def _for_copy(self, timeout: float | None) -> tuple[Any, float | None]:
         """asyncpg's connection, ready for a call that has the user's own code in it, and what is left of `timeout`."""
-        await self._ready()
-        timeout = await self._be_in_transaction(seconds(timeout))
+        timeout = await self._be_in_transaction(await self._ready(seconds(timeout)))
         return self._raw, timeout
 
     def _sink(self, output: Any) -> Any:

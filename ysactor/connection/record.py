@@ -15,7 +15,7 @@ import trio
 
 from ..driver.protocol import Status
 from ..errors import CommitOutcomeUnknown, ConnectionLost, Error, PoolClosed
-from .messages import Undo, Unlisten
+from .messages import Lost, Undo, Unlisten
 
 if TYPE_CHECKING:
     from ..actor import Ref
@@ -87,6 +87,7 @@ class Record:
         "reason",
         "ref",
         "reservation",
+        "role_is_hooks",
         "scope",
         "session",
         "settling",
@@ -110,8 +111,11 @@ class Record:
         """The number of the lease under way, or of the last one. What names an older one came late. (ledger)"""
         self.settling = False
         """LEASED, but no longer by a caller: the last holder left work for the actor. (ledger)"""
-        self.marked = False
-        """To be closed when it comes back, because its server is no longer kept. (ledger)"""
+        self.marked: str | None = None
+        """To be closed when it comes back, and the word for why: its server is no longer kept (pool), or it cannot be
+        made fit for another holder (holder)."""
+        self.role_is_hooks = False
+        """Whether `on_connect` made it act as somebody else than who logged in. (hook)"""
         self.expires: float | None = None
         """When its lifetime ends, decided at its birth. (ledger)"""
         self.idle_since = 0.0
@@ -155,7 +159,10 @@ class Record:
 
     def owe_role(self) -> None:
         """To be called at the end of a lease that changed the role: no later holder acts as somebody else."""
-        if self.session is not None and self.session.status is not Status.IN_TRANSACTION:
+        if self.role_is_hooks:
+            # What the hook chose, only the hook can bring back; the user that logged in may be allowed more.
+            self.marked = "discarded"
+        elif self.session is not None and self.session.status is not Status.IN_TRANSACTION:
             self.owe(ROLE)
 
     def owe_sync(self) -> None:
@@ -164,13 +171,23 @@ class Record:
             self.owe(SYNC)
 
     def commit_lost(self, reason: str) -> CommitOutcomeUnknown:
-        """COMMIT was sent on this connection, and its answer will not come."""
+        """COMMIT was sent on this connection, and its answer will not come, or means nothing. The connection is closed:
+        what it would say to its next holder is about this COMMIT."""
         self.unknown = reason
         self.end(reason)
+        session = self.session
+        if session is not None and session.status is not Status.CLOSED:
+            session.terminate(reason)
+            self.ref.cast(Lost(reason))
         return CommitOutcomeUnknown(reason, self.at)
 
     def told(self, loss: ConnectionLost) -> Exception:
-        """What a caller is told whose call met this loss; the holder's block, if there is one, is over with it."""
+        """What a caller is told whose call met this loss; the holder's block, if there is one, is over with it.
+
+        The loss of another connection, in code of the user's that ran inside the call, says nothing of this one.
+        """
+        if self.session is not None and self.session.status is not Status.CLOSED:
+            return loss
         self.end(loss.reason)
         return self.loss() if self.pool_closed else loss
 

@@ -53,6 +53,7 @@ class Preparation:
         try:
             await hook(conn)
             await conn.finish()
+            record.role_is_hooks = conn._role_changed
         except Exception as error:
             if isinstance(error, ConnectionLost) or sqlstate_of(error) is not None:
                 raise
@@ -104,9 +105,9 @@ class _Unserved(Connection):
         session = self._record.session
         return session is not None and session.status is Status.ABANDONED
 
-    async def _ready(self) -> Session:
+    async def _ready(self, timeout: float | None = None) -> float | None:
         await self._put_right()
-        return self._session()
+        return timeout
 
     async def _run(self, call: Coroutine[Any, Any, T], timeout: float | None, writes_first: bool = False) -> T:
         try:

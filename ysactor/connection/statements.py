@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .record import SYNC
+
 if TYPE_CHECKING:
     from .holding import Holding
 
@@ -148,6 +150,14 @@ class Cursor:
     def _live(self) -> Any:
         self._conn._session()
         return self._raw
+
+
+async def prepared(raw: Any, query: str, name: str | None, record_class: type | None) -> Any:
+    """A prepared statement, with nothing half sent: asyncpg leaves that to the first statement that is run, and until
+    then the server holds locks, keeps its snapshot, and counts the time as that statement's."""
+    statement = await raw.prepare(query, name=name, record_class=record_class)
+    await raw.execute(SYNC)
+    return statement
 
 
 async def _awaited(factory: Any) -> Any:

@@ -17,7 +17,7 @@ import trio
 
 from ..driver.protocol import Preface
 from ..errors import ConnectionLost, Error, TransactionAborted, TransactionEnded
-from ..policy.classify import classify
+from ..policy.classify import UNKNOWN, classify, sqlstate_of
 from .actor import COMMIT_GRACE
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class Transaction:
                 raise Error("a transaction inside another takes no options of its own: it is a savepoint")
             self._savepoint = f"ysactor_{conn._next_savepoint()}"
         else:
+            # What is half sent would begin the transaction: before BEGIN, with another snapshot and another `now()`.
+            await conn._sync()
             await trio.lowlevel.checkpoint_if_cancelled()
             conn._failure = None
             conn._ended_by_hand = False
@@ -128,8 +130,11 @@ class Transaction:
             await conn._ready()
             await conn._be_in_transaction()
             await trio.lowlevel.checkpoint_if_cancelled()
-        except trio.Cancelled:
-            conn._owe(self._undo)
+        except BaseException as error:
+            if isinstance(error, trio.Cancelled):
+                conn._owe(self._undo)
+            else:
+                self._owe_if_open()
             raise
         finally:
             conn._begin = None
@@ -150,8 +155,11 @@ class Transaction:
             # asyncpg's own `command_timeout`, which knows nothing of COMMIT: the server may be carrying it out.
             raise record.commit_lost(str(late) or "command_timeout") from late
         except Exception as error:
-            if classify(error) == "connection_lost":
+            if classify(error) == "connection_lost" or sqlstate_of(error) in UNKNOWN:
                 raise record.commit_lost(str(error)) from error
+            # Not carried out, and perhaps not rolled back: it was cancelled on the server, or another task of the holder's
+            # is in a call. What came next would be inside of it, and be told that it was committed.
+            self._owe_if_open()
             raise
         finally:
             record.commit = None
@@ -189,6 +197,7 @@ class Transaction:
         self._end()
         conn = self._conn
         if not conn._is_live():
+            self.was_ended = self._savepoint is None and conn._ended_by_hand
             return
         if self._savepoint is None:
             if conn._drop_unsent_begin():
@@ -205,10 +214,13 @@ class Transaction:
             pass  # the connection is gone: the server rolls back
         except Exception as failed:
             error.add_note(f"{self._undo} failed as well: {failed}")
+            self._owe_if_open()
 
     @property
     def _undo(self) -> str:
-        return "ROLLBACK" if self._savepoint is None else f"ROLLBACK TO SAVEPOINT {self._savepoint}"
+        # Released as well: one that is kept costs the server memory until the transaction ends.
+        name = self._savepoint
+        return "ROLLBACK" if name is None else f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}"
 
     def _refuse_in_block(self) -> None:
         """What follows in the block would be outside any transaction, and so committed at once. asyncpg refuses too."""
@@ -223,6 +235,14 @@ class Transaction:
     async def _or_owe(self, sql: str) -> None:
         try:
             await self._conn._command(sql)
-        except trio.Cancelled:
+        except (trio.Cancelled, TimeoutError):
             self._conn._owe(self._undo)
             raise
+        except Exception:
+            self._owe_if_open()
+            raise
+
+    def _owe_if_open(self) -> None:
+        """Its end has failed: what is still open must not go on unnoticed."""
+        if not self._conn._is_idle():
+            self._conn._owe(self._undo)

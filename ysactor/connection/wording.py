@@ -1,36 +1,137 @@
-"""What a statement does, as far as its words tell."""
+"""What a statement does beside reading and writing rows, as far as its words tell."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
-_ROLE = re.compile(
-    r"\bset\s+(session\s+)?(role|authorization)\b|\bset_config\s*\(\s*'(role|session_authorization)'", re.IGNORECASE
-)
-_COMMIT = re.compile(r"\s*(commit|end)\b", re.IGNORECASE)
-_END = re.compile(
-    r"(?:^|;)\s*(?:commit|end|rollback|abort)(?:\s+(?:work|transaction))?(?:\s+and\s+(?:no\s+)?chain)?\s*(?:;|$)",
+_LONG = 10_000
+"""Texts above so many characters are looked at each time, and not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """What has to be known of a statement once it has been sent."""
+
+    role: bool = False
+    """It may make the session act as somebody else."""
+    ends: bool = False
+    """A COMMIT or ROLLBACK is among its statements."""
+    commits: bool = False
+    """A COMMIT is."""
+    forgets: bool = False
+    """The server throws prepared statements away."""
+
+
+# Where one of these words is missing there is nothing to look for, which holds for most statements.
+_WORDS = re.compile(
+    r"\b(?:role|authorization|session_authorization|set_config|discard|deallocate|commit|end|rollback|abort|transaction)\b",
     re.IGNORECASE,
 )
-_BODY = re.compile(r"\$|\batomic\b", re.IGNORECASE)
-_WORDS = re.compile(r"\b(?:set|set_config|commit|end|rollback|abort)\b", re.IGNORECASE)
+_ANY_SET = r"set\b\s*(?:session\b\s*)*\"?(?:role|authorization|session_authorization)\b"
+_ROLE = re.compile(
+    rf"(?:^|;)\s*(?:{_ANY_SET}|reset\s+(?:session\s+)?\"?(?:role|authorization|session_authorization)\b|discard\s+all\b)",
+    re.IGNORECASE,
+)
+_ROLE_IN_BODY = re.compile(rf"\b{_ANY_SET}", re.IGNORECASE)
+_BODY = re.compile(r"\bdo\b", re.IGNORECASE)
+# Of any setting whose name is not there to be read, or that is one of the two.
+_CONFIG = re.compile(
+    r"\bset_config\b\"?\s*\((?!\s*'(?!(?:role|session_authorization)')[^'\\]*'\s*,)", re.IGNORECASE
+)
+_END = re.compile(
+    r"(?:^|;)\s*(?:(?:commit|end|rollback|abort)(?:\s+(?:work|transaction))?(?:\s+and\s+(?:no\s+)?chain)?"
+    r"|prepare\s+transaction\s+'')\s*(?=;|$)",
+    re.IGNORECASE,
+)
+_COMMIT = re.compile(r"(?:^|;)\s*(?:commit|end)\b", re.IGNORECASE)
+_FIRST_COMMIT = re.compile(r"\s*(?:commit|end)\b", re.IGNORECASE)
+_FORGET = re.compile(r"(?:^|;)\s*(?:discard\s+all|deallocate)\b", re.IGNORECASE)
+_ATOMIC = re.compile(r"\batomic\b", re.IGNORECASE)
+"""A function's body in SQL: its END ends no transaction."""
+
+_QUOTED = re.compile(
+    r"""(?P<comment>--[^\n]*|/\*)
+      | (?P<escaped>\b[eE]'(?:[^'\\]|''|\\.)*')
+      | (?P<text>'(?:[^']|'')*')
+      | (?P<name>"(?:[^"]|"")*")
+      | (?P<body>(?<![\w$])\$(?P<tag>[^\W\d]\w*)?\$.*?\$(?(tag)(?P=tag))\$)""",
+    re.DOTALL | re.VERBOSE,
+)
+_NESTED = re.compile(r"/\*|\*/")
 
 
-def is_ordinary(query: str) -> bool:
-    """Whether it has none of the words that the functions below look for: one look instead of three."""
-    return _WORDS.search(query) is None
+def deed_of(query: str) -> Deed | None:
+    """What it does, or None if that is nothing of note.
+
+    Measured: 0.1 µs for a text that was looked at before.
+    """
+    if not isinstance(query, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # asyncpg will say so
+        return None
+    return _kept(query) if len(query) <= _LONG else _look(query)
 
 
-def changes_role(query: str) -> bool:
-    """Whether it makes the session act as somebody else."""
-    return _ROLE.search(query) is not None
+@lru_cache(maxsize=1024)
+def _kept(query: str) -> Deed | None:
+    return _look(query)
 
 
-def ends_transaction(query: str) -> bool:
-    """Whether a COMMIT or ROLLBACK is among its statements. Where it holds a function's body nothing is looked for."""
-    return _END.search(query) is not None and _BODY.search(query) is None
+def _look(query: str) -> Deed | None:
+    if _WORDS.search(query) is None:
+        return None
+    plain, bare = _without_comments(query), _without_quotes(query)
+    is_atomic = _ATOMIC.search(bare) is not None
+    deed = Deed(
+        role=_ROLE.search(plain if '"' in plain else bare) is not None
+        or _CONFIG.search(plain) is not None
+        or (_BODY.search(bare) is not None and _ROLE_IN_BODY.search(plain) is not None),
+        ends=not is_atomic and _END.search(bare) is not None,
+        commits=(_FIRST_COMMIT.match(bare) if is_atomic else _COMMIT.search(bare)) is not None,
+        forgets=_FORGET.search(bare) is not None,
+    )
+    return deed if deed != _NOTHING else None
 
 
-def commits(query: str) -> bool:
-    """Whether it is a COMMIT, by its first word."""
-    return _COMMIT.match(query) is not None
+_NOTHING = Deed()
+
+
+def _without_comments(query: str) -> str:
+    return "".join(" " if kind == "comment" else text for kind, text in _pieces(query))
+
+
+def _without_quotes(query: str) -> str:
+    """Without comments, and with nothing in the quotes of texts, names and bodies."""
+    return "".join(_BARE.get(kind, text) for kind, text in _pieces(query))
+
+
+_BARE = {"comment": " ", "escaped": "''", "text": "''", "name": '""', "body": "''"}
+
+
+def _pieces(query: str) -> Iterator[tuple[str, str]]:
+    """The text in order, cut where quotes and comments begin and end; what is outside them is of kind ``""``."""
+    at = 0
+    while (found := _QUOTED.search(query, at)) is not None:
+        yield "", query[at : found.start()]
+        kind, at = found.lastgroup or "", found.end()
+        if found["comment"] is not None:
+            kind = "comment"
+            if found["comment"] == "/*":
+                at = _end_of_comment(query, at)
+        elif found["body"] is not None:
+            kind = "body"
+        yield kind, query[found.start() : at]
+    yield "", query[at:]
+
+
+def _end_of_comment(query: str, at: int) -> int:
+    """Comments nest. One that does not end reaches to the end of the text."""
+    depth = 1
+    while depth:
+        found = _NESTED.search(query, at)
+        if found is None:
+            return len(query)
+        depth += 1 if found[0] == "/*" else -1
+        at = found.end()
+    return at

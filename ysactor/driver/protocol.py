@@ -119,6 +119,10 @@ class Session(Protocol):
         """Whether the next holder may have it as it is: idle, open, and outside a transaction. No round trip."""
         ...
 
+    def forget_statements(self) -> None:
+        """The server has thrown away its prepared statements: the driver is not to use those that it keeps."""
+        ...
+
     def attach(self, events: SessionEvents) -> None:
         """Name the owner. Called once, straight after `connect`; a loss seen earlier is told at once."""
         ...

@@ -77,6 +77,10 @@ class TrioAsyncioSession:
         # The second: an object of `raw.transaction()` that was never ended makes the next holder's a savepoint.
         return self.status is Status.IDLE and self._connection._top_xact is None
 
+    def forget_statements(self) -> None:
+        """The server has thrown away its prepared statements."""
+        self._connection._drop_local_statement_cache()
+
     def attach(self, events: SessionEvents) -> None:
         """Name the owner."""
         self._events = events

@@ -70,6 +70,9 @@ LOST = frozenset(
 )
 """SQLSTATEs after which an open connection is gone."""
 
+UNKNOWN = frozenset({"08007", "40003"})
+"""What a server answers a COMMIT with of which it does not know itself whether it was carried out."""
+
 LOST_ERRNO = frozenset(
     {
         errno.ECONNREFUSED,
@@ -150,6 +153,12 @@ def is_drivers(error: BaseException) -> bool:
 STALE = frozenset({"InvalidCachedStatementError", "OutdatedSchemaCacheError"})
 """The driver's classes for a plan or type that was cached before somebody changed the schema."""
 
+_NO_STATEMENT = "26000"
+"""The server has thrown the statement away (DISCARD ALL, DEALLOCATE), whoever asked it to."""
+
+_NO_TYPE = "cache lookup failed for type"
+"""What it says, as an internal error, of a statement with a type that was dropped, and perhaps made anew."""
+
 
 def is_stale_plan(error: BaseException) -> bool:
     """Whether a statement failed only because its plan was cached before the schema changed.
@@ -157,4 +166,6 @@ def is_stale_plan(error: BaseException) -> bool:
     Outside a transaction the driver prepares it anew by itself. Inside one it cannot, since the error has failed the
     transaction; run again as a whole, it succeeds.
     """
+    if sqlstate_of(error) == _NO_STATEMENT or (sqlstate_of(error) == "XX000" and _NO_TYPE in str(error)):
+        return True
     return any(base.__name__ in STALE for base in type(error).__mro__)

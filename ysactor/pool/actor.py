@@ -197,7 +197,7 @@ class PoolActor:
         ledger = self.ledger
         ledger.close_expired(trio.current_time())
         held = [
-            Held(number=r.number, at=r.at, leased=r.place is Place.LEASED, marked=r.marked)
+            Held(number=r.number, at=r.at, leased=r.place is Place.LEASED, marked=r.marked is not None)
             for r in ledger
             if r.at is not None and r.place in (Place.IDLE, Place.LEASED)
         ]
@@ -218,8 +218,8 @@ class PoolActor:
 
     def _mark(self, numbers: Iterable[int], marked: bool) -> None:
         for number in numbers:
-            if (record := self.ledger.find(number)) is not None:
-                record.marked = marked
+            if (record := self.ledger.find(number)) is not None and record.marked in (None, "rebalanced"):
+                record.marked = "rebalanced" if marked else None
 
     def _shrink(self) -> None:
         config = self.config

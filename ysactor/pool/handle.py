@@ -14,7 +14,7 @@ from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 from ..connection.handle import Connection
 from ..connection.limits import seconds
 from ..connection.record import Place, Record, at_least_one, is_half_sent
-from ..connection.wording import changes_role
+from ..connection.wording import Deed, deed_of
 from ..errors import (
     CheckoutTimeout,
     ConfigurationError,
@@ -80,21 +80,23 @@ class Pool:
         `NoNodeAvailable` if nothing ran; `TimeoutError` past `timeout`; `ConnectionLost` if the connection ended, in
         which case the statement may or may not have been carried out; the server's errors, as asyncpg's classes.
         """
-        return await self._statement(methodcaller("fetch", query, *args, record_class=record_class), timeout)
+        call = methodcaller("fetch", query, *args, record_class=record_class)
+        return await self._statement(call, timeout, deed_of(query))
 
     async def fetchrow(
         self, query: str, *args: Any, timeout: float | None = None, record_class: type | None = None
     ) -> Any:
         """The first row of one statement, or None; otherwise as `fetch`."""
-        return await self._statement(methodcaller("fetchrow", query, *args, record_class=record_class), timeout)
+        call = methodcaller("fetchrow", query, *args, record_class=record_class)
+        return await self._statement(call, timeout, deed_of(query))
 
     async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """One column of the first row, or None if there is no row; otherwise as `fetch`."""
-        return await self._statement(methodcaller("fetchval", query, *args, column=column), timeout)
+        return await self._statement(methodcaller("fetchval", query, *args, column=column), timeout, deed_of(query))
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run one statement (several without arguments); the server's tag of the last; otherwise as `fetch`."""
-        return await self._statement(methodcaller("execute", query, *args), timeout, changes_role(query))
+        return await self._statement(methodcaller("execute", query, *args), timeout, deed_of(query))
 
     async def fetchmany(
         self,
@@ -107,12 +109,13 @@ class Pool:
         """Run a statement once for each sequence of arguments, all or nothing; the rows of all runs together."""
         rows = at_least_one(args)
         call = methodcaller("fetchmany", query, rows or (), record_class=record_class)
-        return await self._statement(call, timeout, half_sent=rows is None)
+        return await self._statement(call, timeout, deed_of(query), half_sent=rows is None)
 
     async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
         """Run a statement once for each sequence of arguments, all or nothing; otherwise as `fetch`."""
         rows = at_least_one(args)
-        await self._statement(methodcaller("executemany", command, rows or ()), timeout, half_sent=rows is None)
+        call = methodcaller("executemany", command, rows or ())
+        await self._statement(call, timeout, deed_of(command), half_sent=rows is None)
 
     # --- leases ------------------------------------------------------------------------------------------------------
 
@@ -207,7 +210,7 @@ class Pool:
         for record in ledger:
             if record.place is Place.IDLE or record.place is Place.LEASED:
                 by_host[str(record.at)] += 1
-                draining += record.marked and record.place is Place.LEASED
+                draining += record.marked == "rebalanced" and record.place is Place.LEASED
                 settling += record.settling
         return PoolStatistics(
             size=min(max(config.min_size, ledger.total), config.max_size),
@@ -284,7 +287,7 @@ class Pool:
         self,
         make: Callable[[Any], Coroutine[Any, Any, T]],
         timeout: float | None,
-        changes_role: bool = False,
+        deed: Deed | None,
         half_sent: bool = False,
     ) -> T:
         """One statement on whichever connection is free; `make` builds asyncpg's call once there is one.
@@ -309,8 +312,11 @@ class Pool:
         finally:
             if half_sent:
                 record.owe_sync()
-            if changes_role:
-                record.owe_role()
+            if deed is not None:
+                if deed.forgets:
+                    session.forget_statements()
+                if deed.role:
+                    record.owe_role()
             ledger.give_back(record, lease, self._now())
 
     def _give_back(self, conn: Connection) -> None:

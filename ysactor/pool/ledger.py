@@ -90,9 +90,16 @@ class Ledger:
             return
         record.scope = None
         session = record.session
-        if session is not None and session.is_clean() and not self.is_closed and record.gate is None:
-            if record.marked:
-                self._give_up(record, "rebalanced")
+        # The reason: one that has ended for its holder has for all others, whatever its session says.
+        if (
+            session is not None
+            and session.is_clean()
+            and not self.is_closed
+            and record.gate is None
+            and record.reason is None
+        ):
+            if record.marked is not None:
+                self._give_up(record, record.marked)
             elif record.expires is not None and record.expires <= now:
                 self._give_up(record, "expired")
             else:

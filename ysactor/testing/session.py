@@ -94,6 +94,9 @@ class FakeSession:
         """Whether the next holder may have it as it is."""
         return self._status is Status.IDLE
 
+    def forget_statements(self) -> None:
+        """The server has thrown away its prepared statements: there are none to forget."""
+
     def attach(self, events: SessionEvents) -> None:
         """Name the owner."""
         self._events = events

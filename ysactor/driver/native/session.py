@@ -103,6 +103,9 @@ class NativeSession:
             self._stage is _IDLE and not self._link.wire.is_in_transaction() and self._raw._top_xact is None  # pyright: ignore[reportPrivateUsage]
         )
 
+    def forget_statements(self) -> None:
+        forget_statements(self._raw)
+
     def attach(self, events: SessionEvents) -> None:
         self._events = events
         self._tell()
