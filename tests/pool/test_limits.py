@@ -73,3 +73,21 @@ async def test_a_loop_that_never_waits_lets_others_run(open_pool: OpenPool) -> N
             pool.checkin(await pool.checkout())
         assert len(ran) >= 10
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("sizes", [{"min_size": 0, "max_size": 2}, {"min_size": 1, "max_size": 2}])
+async def test_an_elastic_pool_grows_for_callers_that_do_not_wait(open_pool: OpenPool, sizes: dict[str, int]) -> None:
+    async with open_pool(**sizes) as pool:
+        held: list[ysactor.Connection] = []
+        for _ in range(10):
+            try:
+                held.append(await pool.checkout(timeout=0))
+            except ysactor.CheckoutTimeout:
+                await trio.sleep(1)
+        assert len(held) == 2
+        assert pool.statistics().connections_opened == 2
+        for conn in held:
+            pool.checkin(conn)
+        for _ in range(3):
+            pool.checkin(await pool.checkout(timeout=0))
+        assert pool.statistics().connections_opened == 2

@@ -22,6 +22,7 @@ class Timer:
     def cancel(self) -> None:
         self._scope.cancel()
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self, when: float, ref: Ref[M], message: M) -> None:
         with self._scope:
             await trio.sleep_until(when)

@@ -77,6 +77,7 @@ class ClusterActor:
         """
         await self.ref.call(Refresh)
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Be the actor until cancelled; once only, with the driver at work already.
 
@@ -208,10 +209,12 @@ class _Loop:
                 case _:
                     assert_never(effect)
 
+    @trio.lowlevel.enable_ki_protection
     async def _discover(self, start: StartDiscovery) -> None:
         result = await discover(self._driver, self._config, start.seeds, start.others, start.choice, self.state.is_down)
         self._ref.cast(DiscoveryEnded(result))
 
+    @trio.lowlevel.enable_ki_protection
     async def _probe(self, at: HostPort, number: int, scope: trio.CancelScope) -> None:
         failure: Failure | None = None
         with scope:

@@ -67,6 +67,7 @@ class _Events:
         record.ref.cast(Settle())
 
 
+@trio.lowlevel.enable_ki_protection
 async def run_connection(
     record: Record,
     inbox: Inbox[ConnectionMessage],

@@ -41,6 +41,7 @@ async def open_single(
     record = Record(number, ref)
     life = trio.CancelScope()
 
+    @trio.lowlevel.enable_ki_protection
     async def live() -> None:
         with life:
             await run_connection(record, inbox, events, cluster.ref, driver, config, preparation.of(record))

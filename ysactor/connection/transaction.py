@@ -157,8 +157,8 @@ class Transaction:
         except Exception as error:
             if classify(error) == "connection_lost" or sqlstate_of(error) in UNKNOWN:
                 raise record.commit_lost(str(error)) from error
-            # Not carried out, and perhaps not rolled back: it was cancelled on the server, or another task of the holder's
-            # is in a call. What came next would be inside of it, and be told that it was committed.
+            # Not carried out, and perhaps not rolled back: it was cancelled on the server, or another task of the
+            # holder's is in a call. What came next would be inside of it, and be told that it was committed.
             self._owe_if_open()
             raise
         finally:

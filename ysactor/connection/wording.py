@@ -38,9 +38,7 @@ _ROLE = re.compile(
 _ROLE_IN_BODY = re.compile(rf"\b{_ANY_SET}", re.IGNORECASE)
 _BODY = re.compile(r"\bdo\b", re.IGNORECASE)
 # Of any setting whose name is not there to be read, or that is one of the two.
-_CONFIG = re.compile(
-    r"\bset_config\b\"?\s*\((?!\s*'(?!(?:role|session_authorization)')[^'\\]*'\s*,)", re.IGNORECASE
-)
+_CONFIG = re.compile(r"\bset_config\b\"?\s*\((?!\s*'(?!(?:role|session_authorization)')[^'\\]*'\s*,)", re.IGNORECASE)
 _END = re.compile(
     r"(?:^|;)\s*(?:(?:commit|end|rollback|abort)(?:\s+(?:work|transaction))?(?:\s+and\s+(?:no\s+)?chain)?"
     r"|prepare\s+transaction\s+'')\s*(?=;|$)",

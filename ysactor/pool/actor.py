@@ -62,6 +62,7 @@ class PoolActor:
         self._shrink_due = False
         self.ledger.line.set_alarm = self._set_alarm
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Until it is cancelled; its connections then close in bounded time."""
         async with trio.open_nursery() as nursery:
@@ -83,10 +84,12 @@ class PoolActor:
     def _set_alarm(self, deadline: float) -> None:
         self._nursery.start_soon(self._ring, deadline, name="ysactor.pool.line")
 
+    @trio.lowlevel.enable_ki_protection
     async def _ring(self, deadline: float) -> None:
         await trio.sleep_until(deadline)
         self.ledger.line.expire(trio.current_time())
 
+    @trio.lowlevel.enable_ki_protection
     async def _book_the_end(self) -> None:
         with trio.CancelScope(shield=True):
             while self.ledger.sockets:
@@ -105,8 +108,10 @@ class PoolActor:
                     self.ledger.settled(record, trio.current_time())
             case Ended(number, reason):
                 self._ended(number, reason)
-            case Wanted():
-                pass  # what follows every message is all there is to do
+            case Wanted(leaves):
+                # What follows every message is all there is to do for those who wait.
+                if leaves and not (self.ledger.idle or self.ledger.waiting):
+                    self._refill(at_least=1)
             case RefillDue():
                 self._is_paused = False
             case RebalanceDue():
@@ -121,12 +126,12 @@ class PoolActor:
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
-    def _refill(self) -> None:
+    def _refill(self, at_least: int = 0) -> None:
         """Start what is missing. After a failure, one attempt at a time, until one succeeds."""
         ledger = self.ledger
         if self._is_paused or ledger.is_closed:
             return
-        missing = ledger.missing()
+        missing = max(ledger.missing(), min(at_least, ledger.max_size - ledger.sockets) - ledger.opening_count)
         if self._pause.failures:
             missing = min(missing, 1 - ledger.opening_count)
         for _ in range(missing):

@@ -9,7 +9,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 import trio
-from trio.lowlevel import checkpoint, checkpoint_if_cancelled
+from trio.lowlevel import checkpoint, checkpoint_if_cancelled, enable_ki_protection
 
 from ..connection.handle import Connection
 from ..connection.limits import seconds
@@ -128,6 +128,7 @@ class Pool:
         """
         return Acquire(self, self._limit if timeout is DEFAULT else self._limit_of(timeout))
 
+    @enable_ki_protection
     async def checkout(self, *, timeout: float | _Default | None = DEFAULT) -> Connection:
         """One connection, to be given back by `checkin` or `discard`; prefer `acquire`.
 
@@ -144,6 +145,7 @@ class Pool:
             self._check_own(conn)
             self._give_back(conn)
 
+    @enable_ki_protection
     def discard(self, conn: Connection) -> None:
         """Give a connection back to be closed and replaced. Otherwise as `checkin`."""
         if conn._live:
@@ -283,6 +285,7 @@ class Pool:
 
     # --- for this package --------------------------------------------------------------------------------------------
 
+    @enable_ki_protection
     async def _statement(
         self,
         make: Callable[[Any], Coroutine[Any, Any, T]],
@@ -319,12 +322,14 @@ class Pool:
                     record.owe_role()
             ledger.give_back(record, lease, self._now())
 
+    @enable_ki_protection
     def _give_back(self, conn: Connection) -> None:
         """A connection of this pool's own; once its lease has ended, a no-op."""
         if conn._live:
             conn._end_clean()
             self._ledger.give_back(conn._record, conn._lease, self._now())
 
+    @enable_ki_protection
     async def _take(self, limit: float | None) -> Record:
         """A connection, leased to the caller."""
         self._turns += 1
@@ -335,6 +340,7 @@ class Pool:
             await checkpoint()
         return self._ledger.take(self._now()) or await self._wait(limit)
 
+    @enable_ki_protection
     async def _wait(self, limit: float | None) -> Record:
         """Stand in line. What is received is leased already, so nothing may be awaited between here and its holder."""
         ledger, tally, actor = self._ledger, self._actor.tally, self._actor
@@ -346,7 +352,7 @@ class Pool:
             tally.checkouts_refused += 1
             raise PoolOverloaded(ledger.waiting)
         if ledger.sockets < ledger.max_size:
-            actor.ref.cast(Wanted())
+            actor.ref.cast(Wanted(leaves=limit == 0))
         handed: Record | Exception | None = None
         try:
             if limit is None:

@@ -30,6 +30,7 @@ class Acquire:
         self._conn: Connection
         self._scope: trio.CancelScope
 
+    @trio.lowlevel.enable_ki_protection
     async def __aenter__(self) -> Connection:
         if self._entered:
             raise Error("this block was entered before: call `acquire` once for each")
@@ -46,6 +47,7 @@ class Acquire:
         self._conn = Connection(record, pool._patience)
         return self._conn
 
+    @trio.lowlevel.enable_ki_protection
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:

@@ -9,7 +9,8 @@ Rules, each tested by a state machine:
 4. The idle one that was used last is taken first where the size is elastic, so that the others may shrink away; where
    it is fixed, the one that has rested longest, so that all stay in use.
 
-Taking and giving back are synchronous, in the caller's own task. Everything else is moved by the pool's actor.
+Taking and giving back are synchronous, in the caller's own task: there Ctrl-C, which strikes anywhere, is kept out of
+the middle. Everything else is moved by the pool's actor.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from trio.lowlevel import enable_ki_protection
 
 from ..connection.record import Place, Record
 from ..driver.protocol import Status
@@ -64,6 +67,7 @@ class Ledger:
 
     # --- what the caller's own task does -----------------------------------------------------------------------------
 
+    @enable_ki_protection
     def take(self, now: float) -> Record | None:
         """Lease an idle connection, or None. One whose lifetime has ended is closed when it is met here."""
         idle = self._idle
@@ -84,6 +88,7 @@ class Ledger:
             return record
         return None
 
+    @enable_ki_protection
     def give_back(self, record: Record, lease: int, now: float) -> None:
         """The holder of this lease is done. Never waits; late or repeated, it does nothing."""
         if record.lease != lease or record.place is not Place.LEASED or record.settling:
@@ -107,6 +112,7 @@ class Ledger:
             return
         self._put_aside(record)
 
+    @enable_ki_protection
     def discard(self, record: Record, lease: int, reason: str = "discarded") -> None:
         """The holder of this lease wants the connection closed. Never waits; late or repeated, it does nothing."""
         if record.lease != lease or record.place is not Place.LEASED or record.settling:

@@ -48,6 +48,7 @@ class Line(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @trio.lowlevel.enable_ki_protection
     def wait(self, deadline: float = inf) -> Awaitable[T | None]:
         """What one is handed, or None at the deadline. Deadlines must not fall from one caller to the next.
 
@@ -64,6 +65,7 @@ class Line(Generic[T]):
             self.set_alarm(deadline)
         return trio.lowlevel.wait_task_rescheduled(place)  # noqa: ASYNC105  the caller awaits it
 
+    @trio.lowlevel.enable_ki_protection
     def hand(self, value: T) -> bool:
         """Give this to whoever has waited longest. False: nobody waits. No checkpoint."""
         if not self._waiting:

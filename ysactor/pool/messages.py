@@ -12,6 +12,9 @@ from ..connection.messages import ConnectionEvent
 class Wanted:
     """Somebody has joined the line, and the pool may have to grow."""
 
+    leaves: bool = False
+    """They do not wait, and will be gone when this is read: the pool grows for the next one."""
+
 
 @dataclass(frozen=True, slots=True)
 class RefillDue:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
+from trio.lowlevel import disable_ki_protection, enable_ki_protection
 
 from ..connection.transaction import Transaction, begin_statement
 from ..errors import CommitOutcomeUnknown, ConfigurationError, Error, Rollback, TransactionEnded
@@ -51,6 +52,7 @@ class Attempts:
             raise ConfigurationError(problems)
 
 
+@enable_ki_protection
 async def run(pool: Pool, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...], policy: Attempts) -> T:
     """Run it until it is committed, rolled back on purpose, or not to be run again."""
     tally = pool._actor.tally
@@ -84,6 +86,7 @@ async def run(pool: Pool, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]
         del retried  # its traceback holds this frame
 
 
+@enable_ki_protection
 async def _attempt(
     pool: Pool,
     block: Acquire,
@@ -104,7 +107,7 @@ async def _attempt(
         async with _Entered(block):
             transaction = conn.transaction(**wishes)
             async with transaction:
-                value = await fn(conn, *args)
+                value = await _call(fn, conn, args)
     except Rollback as rollback:
         if transaction is not None and transaction.was_ended:
             raise TransactionEnded from rollback
@@ -126,6 +129,12 @@ async def _attempt(
         raise
     tally.transactions_committed += 1
     return value
+
+
+@disable_ki_protection
+async def _call(fn: Callable[..., Awaitable[T]], conn: Connection, args: tuple[Any, ...]) -> T:
+    """The user's code is interrupted anywhere, as all of the user's is."""
+    return await fn(conn, *args)
 
 
 class _Entered:

@@ -142,6 +142,7 @@ class Transport:
             self.flushing = True
             self._loop.spawn(self._flush)
 
+    @trio.lowlevel.enable_ki_protection
     async def _flush(self) -> None:
         try:
             while not self.closed and not self.push():

@@ -84,6 +84,7 @@ class EpollWatch:
     def watched(self) -> list[Watched]:
         return list(self._numbers)
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         try:
             task_status.started()
@@ -124,6 +125,7 @@ class PortableWatch:
     def watched(self) -> list[Watched]:
         return list(self._twins)
 
+    @trio.lowlevel.enable_ki_protection
     async def _follow(self, session: Watched, twin: socket.socket) -> None:
         try:
             while session in self._twins:
