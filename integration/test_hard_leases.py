@@ -412,3 +412,45 @@ async def test_a_copys_time_out_that_begin_has_used_up_is_a_time_out(
                         raise KeyError
                 except (TimeoutError, KeyError):
                     pass
+
+
+# --- listeners --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("undone", ["LISTEN", "UNLISTEN"])
+async def test_a_listen_that_was_cancelled_does_not_stay_on_the_server(
+    server: PostgresServer, transport: Transport, undone: str
+) -> None:
+    """Wherever it is cancelled. A server keeps what nobody reads, until its queue is full and every NOTIFY fails."""
+    async with open_case(server, transport, pool_size=1) as case:
+        for n in range(60):
+            channel = f'channel "{n}"'
+            async with case.pool.acquire() as conn:
+                if undone == "UNLISTEN":
+                    await conn.add_listener(channel, _hear)
+                with trio.move_on_after(n % 12 / 10_000):
+                    await (conn.add_listener if undone == "LISTEN" else conn.remove_listener)(channel, _hear)
+        assert await case.pool.fetch("SELECT pg_listening_channels()") == []
+        assert case.pool.statistics().connections_opened == 1
+
+
+async def test_a_listener_is_added_again_after_its_transaction_was_rolled_back(
+    server: PostgresServer, transport: Transport
+) -> None:
+    heard: list[str] = []
+
+    def hear(_conn: ysactor.Connection, _pid: int, _channel: str, payload: str) -> None:
+        heard.append(payload)
+
+    async with open_case(server, transport, pool_size=1) as case, case.pool.acquire() as conn:
+        with suppress(KeyError):
+            async with conn.transaction():
+                await conn.add_listener("news", _hear)
+                raise KeyError
+        await conn.add_listener("news", hear)
+        server.sql("notify news, 'one'")
+        await until(lambda: heard == ["one"], "it is heard")
+
+
+def _hear(_conn: ysactor.Connection, _pid: int, _channel: str, _payload: str) -> None:
+    pass

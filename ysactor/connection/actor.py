@@ -7,6 +7,7 @@ says goodbye, and reports the connection's death at once, whoever holds it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 import trio
@@ -32,6 +33,7 @@ from .messages import (
     Unlisten,
 )
 from .record import ROLE, SYNC
+from .wording import unlisten
 
 if TYPE_CHECKING:
     from ..actor import Inbox, Ref
@@ -154,8 +156,8 @@ async def _serve(
                     record.end("its transaction could not be rolled back in time")
                     return "unsettled"
                 _free(record, pool, inbox)
-            case Unlisten(listeners):
-                if not await _unlisten(session, listeners, tidying):
+            case Unlisten(listeners, channels):
+                if not await _unlisten(session, listeners, channels, tidying):
                     record.end("its listeners could not be taken off in time")
                     return "unsettled"
                 _free(record, pool, inbox)
@@ -190,14 +192,22 @@ async def undo(session: Session, sql: str, timeout: float) -> bool:
     return True
 
 
-async def _unlisten(session: Session, listeners: Iterable[tuple[str, Any]], timeout: float) -> bool:
+async def _unlisten(
+    session: Session, listeners: Iterable[tuple[str, Any]], channels: Iterable[str], timeout: float
+) -> bool:
     """Take off what would listen for a holder that is gone. False: the session is not to be used again."""
+    raw = session.raw
+    # One after the other: each is made as it is its turn.
+    calls = (
+        *(partial(raw.remove_listener, channel, heard) for channel, heard in listeners),
+        *(partial(raw.execute, unlisten(channel)) for channel in channels),
+    )
     try:
-        for channel, heard in listeners:
+        for call in calls:
             if session.status is not Status.IDLE:
                 # Inside a transaction it is closed as it comes back.
                 return session.status is Status.IN_TRANSACTION
-            await session.drive(session.raw.remove_listener(channel, heard), timeout)
+            await session.drive(call(), timeout)
     except (ConnectionLost, TimeoutError):
         return False
     except Exception as error:

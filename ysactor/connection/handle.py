@@ -11,7 +11,7 @@ from ..servers import Server
 from .holding import Holding
 from .statements import CursorFactory, PreparedStatement, prepared
 from .transaction import Transaction
-from .wording import deed_of
+from .wording import deed_of, listen
 
 T = TypeVar("T")
 
@@ -175,13 +175,18 @@ class Connection(Holding):
         if key in self._listeners:
             return
         raw = self._raw
+        is_known = any(known == channel for known, _ in self._ears)
         self._listeners[key] = heard
         self._ears.append((channel, heard))
         try:
             await self._run(raw.add_listener(channel, heard), None)
+            if is_known:
+                # asyncpg sends LISTEN once for each channel. That one may have been rolled back, or cancelled.
+                await self._command(listen(channel))
         except BaseException:
             # Cancelled, it may have been carried out: what is added next time must not be heard twice.
             del self._listeners[key]
+            self._unsure.add(channel)
             raise
 
     async def remove_listener(self, channel: str, callback: Listener) -> None:
@@ -193,7 +198,11 @@ class Connection(Holding):
         raw = self._raw
         # Before UNLISTEN, which may be cancelled: from here on it is to be heard no more, and may be added anew.
         del self._listeners[channel, callback]
-        await self._run(raw.remove_listener(channel, heard), None)
+        try:
+            await self._run(raw.remove_listener(channel, heard), None)
+        except BaseException:
+            self._unsure.add(channel)
+            raise
         self._ears.remove((channel, heard))
 
     async def set_type_codec(self, typename: str, **options: Any) -> None:

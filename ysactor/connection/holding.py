@@ -26,7 +26,7 @@ class Holding:
 
     __slots__ = (
         *("_begin", "_ears", "_ended_by_hand", "_failure", "_half_sent", "_lease", "_listeners", "_live"),
-        *("_patience", "_record", "_role_changed", "_savepoints"),
+        *("_patience", "_record", "_role_changed", "_savepoints", "_unsure"),
     )
 
     def __init__(self, record: Record, patience: float) -> None:
@@ -48,6 +48,8 @@ class Holding:
         self._listeners: dict[tuple[str, Callable[..., object]], Any] = {}
         self._ears: list[tuple[str, Any]] = []
         """What the driver may call: also what is left of a LISTEN or UNLISTEN that was cancelled."""
+        self._unsure: set[str] = set()
+        """The channels of those."""
 
     def is_in_transaction(self) -> bool:
         """Whether a transaction, a failed one included, is open, as far as the client has heard; one whose BEGIN waits
@@ -285,5 +287,5 @@ class Holding:
         if self._role_changed and self._is_live():
             self._record.owe_role()
         if self._ears and self._is_live():
-            self._record.owe_silence(tuple(self._ears))
+            self._record.owe_silence(self._ears, self._unsure)
         self._live = False

@@ -26,6 +26,8 @@ class Unlisten:
 
     listeners: tuple[tuple[str, Any], ...]
     """Each channel, and the driver's callback on it."""
+    channels: tuple[str, ...]
+    """Those of which the driver does not know whether the server still listens: LISTEN or UNLISTEN was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

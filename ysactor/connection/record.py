@@ -148,9 +148,10 @@ class Record:
         """Leave a statement to the actor; the connection's next call, or holder, waits for it. No checkpoint."""
         self._leave(Undo(sql))
 
-    def owe_silence(self, listeners: tuple[tuple[str, Any], ...]) -> None:
-        """Leave it to the actor to take these listeners off. No checkpoint."""
-        self._leave(Unlisten(listeners))
+    def owe_silence(self, listeners: Iterable[tuple[str, Any]], channels: Iterable[str]) -> None:
+        """Leave it to the actor to take these listeners off, and to have the server leave these channels. No
+        checkpoint."""
+        self._leave(Unlisten(tuple(listeners), tuple(channels)))
 
     def _leave(self, work: Undo | Unlisten) -> None:
         if self.gate is None:

@@ -1,4 +1,4 @@
-"""What a statement does beside reading and writing rows, as far as its words tell."""
+"""What a statement does beside reading and writing rows, as far as its words tell; and the words for a channel."""
 
 from __future__ import annotations
 
@@ -133,3 +133,17 @@ def _end_of_comment(query: str, at: int) -> int:
         depth += 1 if found[0] == "/*" else -1
         at = found.end()
     return at
+
+
+def listen(channel: str) -> str:
+    """The statement for it."""
+    return f"LISTEN {_quoted(channel)}"
+
+
+def unlisten(channel: str) -> str:
+    """The statement for it."""
+    return f"UNLISTEN {_quoted(channel)}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
