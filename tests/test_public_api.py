@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -57,3 +61,60 @@ def test_errors_are_what_callers_of_the_standard_kind_catch() -> None:
     assert issubclass(ysactor.ConfigurationError, ValueError)
     assert issubclass(ysactor.CheckoutTimeout, TimeoutError)
     assert not issubclass(ysactor.CommitOutcomeUnknown, ysactor.ConnectionLost)
+
+
+AT = ysactor.HostPort("10.0.0.1", 5433)
+ERRORS: list[Exception] = [
+    ysactor.Error("anything"),
+    ysactor.ConfigurationError(["port: expected an integer", "user: expected text"]),
+    ysactor.PoolClosed(),
+    ysactor.PoolOverloaded(3),
+    ysactor.CheckoutTimeout(1.5, "2 of 2 are in use", ValueError("the last")),
+    ysactor.NoNodeAvailable("read_replica"),
+    ysactor.ConnectFailed(AT, "rejected", "no such user"),
+    ysactor.ConnectionLost("socket_timeout", AT),
+    ysactor.CommitOutcomeUnknown("closed by the server", AT),
+    ysactor.TransactionAborted(),
+    ysactor.TransactionEnded(),
+    ysactor.LeaseEnded(),
+    ysactor.LeaseExpired("held for too long"),
+    ysactor.RestartLimit("failed 4 times"),
+    ysactor.Rollback({"a": [1]}),
+]
+
+
+def pickled(error: Exception) -> Any:
+    return pickle.loads(pickle.dumps(error))
+
+
+def test_every_error_is_among_those_that_are_copied() -> None:
+    public = {thing for thing in vars(ysactor).values() if inspect.isclass(thing) and issubclass(thing, Exception)}
+    assert public == {type(error) for error in ERRORS}
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled], ids=["copy", "deepcopy", "pickle"])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_copied_error_is_the_same_in_type_text_and_attributes(
+    error: Exception, copied: Callable[[Exception], Any]
+) -> None:
+    error.add_note("seen in the nightly run")
+    again = copied(error)
+    assert again is not error
+    assert type(again) is type(error)
+    assert (str(again), repr(again), again.args) == (str(error), repr(error), error.args)
+    assert vars(again) == vars(error)
+    assert again.__notes__[-1] == "seen in the nightly run"
+
+
+def test_an_application_may_derive_an_error_with_arguments_of_its_own() -> None:
+    again = copy.copy(Derived(AT, code=7))
+    assert (type(again), again.code, again.server, str(again)) == (
+        *(Derived, 7, AT),
+        "server 10.0.0.1:5433 turned the connection away: code 7",
+    )
+
+
+class Derived(ysactor.ConnectFailed):
+    def __init__(self, server: ysactor.HostPort, *, code: int) -> None:
+        self.code = code
+        super().__init__(server, "rejected", f"code {code}")

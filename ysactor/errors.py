@@ -13,10 +13,24 @@ from .servers import HostPort
 Refused = Literal["primary", "read_replica", "cluster"]
 
 
+def _rebuilt(kind: type[Error], args: tuple[Any, ...]) -> Error:
+    """An error as it was made, without its `__init__`: that takes other arguments than those it hands on."""
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
+
 class Error(Exception):
-    """The root of ysactor's own errors."""
+    """The root of ysactor's own errors.
+
+    They can be copied and pickled, as far as what they hold can: type, text, attributes and notes are kept, and cause,
+    context and traceback are not, as with every exception of Python's.
+    """
 
     __module__ = "ysactor"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args), self.__dict__ or None
 
 
 class ConfigurationError(Error, ValueError):
@@ -108,7 +122,8 @@ class ConnectFailed(Error):
     """The server that was tried last."""
     kind: Literal["unreachable", "rejected", "read_only"]
     """``"unreachable"``: it is down. ``"rejected"``: it answered and turned the connection away. ``"read_only"``:
-    it is a standby, and `target_session_attrs` asks for a server that accepts writes."""
+    it accepts no writes, being a standby or read-only by default, and `target_session_attrs` asks for a server that
+    does."""
 
     def __init__(self, server: HostPort, kind: Literal["unreachable", "rejected", "read_only"], detail: str) -> None:
         self.server = server
@@ -116,7 +131,7 @@ class ConnectFailed(Error):
         words = {
             "unreachable": "could not be reached",
             "rejected": "turned the connection away",
-            "read_only": "is a standby and does not accept writes",
+            "read_only": "does not accept writes",
         }
         super().__init__(f"server {server} {words[kind]}: {detail}" if detail else f"server {server} {words[kind]}")
 
