@@ -93,6 +93,90 @@ async def test_a_first_host_that_accepts_and_never_answers_does_not_use_up_the_t
         await three_zones.thaw(0)
 
 
+class _OneName(trio.abc.HostnameResolver):
+    """`db.test` stands for all of these servers, in this order."""
+
+    def __init__(self, bed: ThreeZones) -> None:
+        self._hosts = [member.host for member in bed.members]
+        trio.socket.set_custom_hostname_resolver(self)
+
+    async def getaddrinfo(self, host: Any, port: Any, *_: Any, **__: Any) -> Any:
+        assert host == b"db.test"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, int(port))) for address in self._hosts]
+
+    async def getnameinfo(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+@on_both_transports
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+async def test_one_name_for_several_servers_leads_to_one_that_lets_us_in(
+    three_zones: ThreeZones, transport: Transport, how: str
+) -> None:
+    """C16: the first address refuses, or takes the connection and says nothing."""
+    bed = three_zones
+    _OneName(bed)
+    dsn = f"postgresql://yugabyte@db.test:{bed.members[0].port}/yugabyte"
+    await (bed.kill(0) if how == "killed" else bed.freeze(0))
+    try:
+        async with open_case(bed, transport, dsn=dsn, rest=False, pool_size=2, connect_timeout=1.2) as case:
+            pool = case.pool
+            started = trio.current_time()
+            assert await pool.fetchval("SELECT inet_server_addr()::text") == f"{bed.members[1].host}/32"
+            took = trio.current_time() - started
+            assert took < 1 if how == "killed" else 0.3 < took < 1.5
+            await pool.ready(2)
+            assert pool.cluster.info().failed == ()
+    finally:
+        await (bed.start(0) if how == "killed" else bed.thaw(0))
+
+
+@on_both_transports
+async def test_when_no_address_of_a_name_lets_us_in_each_is_named_and_the_limit_holds_for_all(
+    three_zones: ThreeZones, transport: Transport
+) -> None:
+    bed = three_zones
+    first, second, third = (member.host for member in bed.members)
+    _OneName(bed)
+    dsn = f"postgresql://yugabyte@db.test:{bed.members[0].port}/yugabyte"
+    for number in (0, 2):
+        await bed.freeze(number)
+    await bed.kill(1)
+    try:
+        async with open_case(bed, transport, dsn=dsn, rest=False, pool_size=1, connect_timeout=3) as case:
+            started = trio.current_time()
+            with pytest.raises(ysactor.ConnectFailed) as told:
+                await case.pool.fetchval("SELECT 1")
+            assert 2.9 < trio.current_time() - started < 4
+            assert told.value.kind == "unreachable"
+            for part in (f"{first}: no answer within ", f"; {second}: ", f"{third}: no answer within "):
+                assert part in str(told.value)
+    finally:
+        for number in (0, 2):
+            await bed.thaw(number)
+
+
+@on_both_transports
+@pytest.mark.parametrize("made", [None, ["s3cret"], ConnectionRefusedError("s3cret")], ids=repr)
+async def test_a_password_function_that_gives_none_is_not_the_servers_doing(
+    three_zones: ThreeZones, transport: Transport, made: Any
+) -> None:
+    """C65: nothing is down, and what the function gave is told by its type only."""
+
+    def function() -> Any:
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    async with open_case(three_zones, transport, rest=False, pool_size=1, password=function) as case:
+        with pytest.raises(ysactor.ConnectFailed, match=rf"the password function .*{type(made).__name__}") as told:
+            await case.pool.fetchval("SELECT 1")
+        assert told.value.kind == "rejected"
+        assert "s3cret" not in str(told.value)
+        info = case.pool.cluster.info()
+        assert (len(info.rejected), info.failed) == (3, ())
+
+
 @on_both_transports
 async def test_a_name_that_cannot_be_resolved_is_down_and_the_next_host_serves(
     three_zones: ThreeZones, transport: Transport, caplog: pytest.LogCaptureFixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, nullcontext
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import trio
 
 import ysactor
+from integration.conftest import TlsServer
 from integration.scenario import Case, Transport, on_both_transports, open_case, until, watched
 from ysactor.testing.postgres import PostgresServer, SharedData
 
@@ -184,6 +186,99 @@ async def test_a_copy_whose_last_piece_is_not_taken_keeps_its_connection(
                 await conn.copy_from_query("SELECT 1", output=output)
             await gives_its_own_answers(conn)
         assert conn.get_server_pid() == pid
+
+
+@on_both_transports
+@pytest.mark.parametrize("kind", ["chunks", "records", "plain records", "file", "sink"])
+async def test_a_time_out_of_the_users_own_inside_a_copy_comes_out_as_it_is(
+    shared_data: SharedData, transport: Transport, table: Callable[[], str | None], kind: str
+) -> None:
+    """The usual one: the source wants a connection of its own, and the pool has no other."""
+    late = TimeoutError("the user's own")
+
+    class File(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if data := super().read(size):
+                return data
+            raise late
+
+    def plain() -> Iterator[tuple[Any, ...]]:
+        yield from rows(5)
+        raise late
+
+    async with open_case(shared_data.server, transport, pool_size=1, checkout_timeout=0.1) as case:
+
+        async def chunks() -> AsyncGenerator[bytes]:
+            yield b"1\tname\t1\n"
+            await case.pool.fetchval("SELECT 1")
+
+        async def records() -> AsyncGenerator[tuple[Any, ...]]:
+            yield 1, "name", 1
+            await case.pool.fetchval("SELECT 1")
+
+        async def sink(data: bytes) -> None:
+            await case.pool.fetchval("SELECT 1")
+
+        async def copy() -> None:
+            match kind:
+                case "chunks":
+                    await conn.copy_to_table("things", source=chunks())
+                case "records":
+                    await conn.copy_records_to_table("things", records=records())
+                case "plain records":
+                    await conn.copy_records_to_table("things", records=plain())
+                case "file":
+                    await conn.copy_to_table("things", source=File(b"1\tname\t1\n"))
+                case _:
+                    await conn.copy_from_query("SELECT 1", output=sink)
+
+        async with case.pool.acquire() as conn:
+            pid = conn.get_server_pid()
+            for _ in range(3):
+                with pytest.raises(TimeoutError) as caught:
+                    await copy()
+                assert caught.value is late or isinstance(caught.value, ysactor.CheckoutTimeout)
+                await gives_its_own_answers(conn)
+            with pytest.raises(TimeoutError) as caught:
+                async with conn.transaction():
+                    await copy()
+            assert caught.value is late or isinstance(caught.value, ysactor.CheckoutTimeout)
+            await gives_its_own_answers(conn)
+            assert (table(), conn.get_server_pid()) == ("0", pid)
+
+
+@on_both_transports
+@pytest.mark.parametrize("by", ["timeout", "command_timeout"])
+async def test_a_copy_that_takes_too_long_is_left_wherever_it_waits(
+    shared_data: SharedData, transport: Transport, table: Callable[[], str | None], by: str
+) -> None:
+    class Slow:
+        def read(self, size: int) -> bytes:
+            time.sleep(0.02)
+            return b"1\tname\t1\n"
+
+    async def chunks() -> AsyncGenerator[bytes]:
+        yield b"1\tname\t1\n"
+        await trio.sleep_forever()
+
+    async def sink(data: bytes) -> None:
+        await trio.sleep_forever()
+
+    options = {"asyncpg_options": {"command_timeout": 0.2}} if by == "command_timeout" else {}
+    own = {"timeout": 0.2} if by == "timeout" else {}
+    async with open_case(shared_data.server, transport, pool_size=1, **options) as case, case.pool.acquire() as conn:
+        pid = conn.get_server_pid()
+        for copy in (
+            lambda: conn.copy_to_table("things", source=chunks(), **own),
+            lambda: conn.copy_to_table("things", source=Slow(), **own),
+            lambda: conn.copy_from_query("SELECT 1", output=sink, **own),
+        ):
+            started = trio.current_time()
+            with pytest.raises(TimeoutError):
+                await copy()
+            assert trio.current_time() - started < 5
+            await gives_its_own_answers(conn)
+        assert (table(), conn.get_server_pid()) == ("0", pid)
 
 
 @on_both_transports
@@ -389,3 +484,28 @@ async def test_notices_in_the_middle_of_a_copy_out_spoil_no_row(shared_data: Sha
         tag = await conn.copy_from_query("SELECT loud(n) FROM generate_series(1, 500) n", output=out)
         assert tag == "COPY 500"
         assert out.getvalue().split() == [b"%d" % n for n in range(1, 501)]
+
+
+@on_both_transports
+async def test_notices_in_the_middle_of_a_copy_out_over_tls_spoil_no_row(
+    tls_server: TlsServer, transport: Transport
+) -> None:
+    server = tls_server.server
+    server.sql(LOUD)
+    got = bytearray()
+
+    async def sink(data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        got.extend(data)
+
+    secure = {"ssl": "verify-full", "ssl_root_cert": str(tls_server.authority.root)}
+    async with open_case(server, transport, pool_size=1, **secure) as case, case.pool.acquire() as conn:
+        for count in (1, 2, 500):
+            got.clear()
+            tag = await conn.copy_from_query("SELECT loud(n) FROM generate_series(1, $1::int) n", count, output=sink)
+            assert tag == f"COPY {count}"
+            assert got.split() == [b"%d" % n for n in range(1, count + 1)]
+            # Left in the middle, with something left over.
+            with trio.move_on_after(0.02):
+                await conn.copy_from_query("SELECT loud(n) FROM generate_series(1, 1000000) n", output=sink)
+            await gives_its_own_answers(conn)

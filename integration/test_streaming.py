@@ -387,6 +387,22 @@ async def test_an_endless_source_ends_with_its_connection(
                         await conn.copy_to_table("streamed", source=chunks, columns=["text"], where="false")
 
 
+@on_both_transports
+async def test_a_cursor_on_a_connection_that_has_just_been_lost_says_so(
+    server: PostgresServer, transport: Transport
+) -> None:
+    async with open_case(server, transport, pool_size=1) as case:
+        for _ in range(10):
+            with pytest.raises(ysactor.ConnectionLost), trio.fail_after(5):
+                async with case.pool.acquire() as conn, conn.transaction():
+                    await conn.fetchval("SELECT 1")
+                    pid = conn.get_server_pid()
+                    await trio.to_thread.run_sync(server.sql, f"select pg_terminate_backend({pid})")
+                    while True:  # at every turn that there is
+                        conn.cursor("SELECT 1")
+                        await trio.lowlevel.checkpoint()
+
+
 async def test_a_source_that_never_waits_lets_the_other_tasks_run(server: PostgresServer) -> None:
     turns = 0
 

@@ -103,7 +103,7 @@ async def test_an_opened_connection_enters_so_many_functions_and_no_more(zone, c
         everybodys.append(sum(entered.values()))
     more = MANY - FEW
     each = {name: count / more for name, count in (ours[1] - ours[0]).items()}
-    assert sum(each.values()) <= 165, each
+    assert sum(each.values()) <= 172, each
     # Measured: 405, and 440 on a busy machine, where the answers to a login come in more pieces.
     assert (everybodys[1] - everybodys[0]) / more <= 460
 

@@ -70,6 +70,77 @@ async def test_a_source_that_raises_undoes_the_copy_and_its_error_comes_out(worl
         assert await _read_back(session, table) == b""
 
 
+class _File(io.BytesIO):
+    """A line, and then a failure."""
+
+    def __init__(self, fault):
+        super().__init__(b"1\tone\n")
+        self._fault = fault
+
+    def read(self, size=-1, /):
+        data = super().read(size)
+        if not data or size < 0:
+            raise self._fault
+        return data
+
+
+@pytest.mark.parametrize("kind", ["chunks", "records", "plain records", "a file"])
+@pytest.mark.parametrize("how", ["at once", "after a wait"])
+async def test_a_source_that_has_timed_out_undoes_the_copy_and_its_own_error_comes_out(world, table, kind, how):
+    """asyncpg takes any `TimeoutError` there for its own."""
+    fault = TimeoutError("the source was late")
+
+    async def items(item):
+        yield item
+        if how == "after a wait":
+            await trio.sleep(0.001)
+        raise fault
+
+    def plain():
+        yield (1, "one")
+        raise fault
+
+    async with world.session() as (session, _):
+        raw = session.raw
+        match kind:
+            case "chunks":
+                call = raw.copy_to_table(table, source=session.source(items(b"1\tone\n")))
+            case "records":
+                call = raw.copy_records_to_table(table, records=session.source(items((1, "one"))))
+            case "plain records":
+                call = raw.copy_records_to_table(table, records=plain())
+            case _:
+                call = raw.copy_to_table(table, source=_File(fault))
+        try:
+            raise TimeoutError("another, which the caller is busy with")
+        except TimeoutError:
+            with pytest.raises(TimeoutError) as caught:
+                await session.drive(call)
+        assert caught.value is fault
+
+        if session.status is Status.ABANDONED:
+            assert await session.settle(5)
+        assert session.is_clean()
+        assert await _read_back(session, table) == b""
+
+
+@pytest.mark.parametrize("how", ["at once", "after a wait"])
+async def test_a_sink_that_has_timed_out_has_its_own_error_come_out(world, how):
+    fault = TimeoutError("the sink was late")
+
+    async def write(data):
+        if how == "after a wait":
+            await trio.sleep(0.001)
+        raise fault
+
+    async with world.session() as (session, _):
+        with pytest.raises(TimeoutError) as caught:
+            await session.drive(
+                session.raw.copy_from_query("SELECT i FROM generate_series(1, 5) AS i", output=session.sink(write))
+            )
+        assert caught.value is fault
+
+
 async def test_a_copy_cancelled_in_its_source_is_abandoned_and_undone(world, table):
     async def chunks():
         yield b"1\tone\n"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ysactor.driver.copy_out import CopyOut
+from ysactor.driver.words import Ear
 
 
 def message(kind: bytes, body: bytes) -> bytes:
@@ -135,3 +139,110 @@ def test_what_comes_while_something_is_left_over_waits_behind_it() -> None:
     guard.more()
     assert b"".join(heard) == FORMAT + row + notice + row
     assert not guard.left_over
+
+
+def test_what_is_let_go_of_is_over_and_gives_back_what_was_left_over() -> None:
+    heard: list[bytes] = []
+    over: list[bool] = []
+    guard = CopyOut(heard.append, lambda: over.append(True))
+    notice, row = message(b"N", b"a notice"), message(b"d", b"1\n")
+    guard(FORMAT + row + notice + row + END)
+    assert b"".join(heard) + guard.let_go() == FORMAT + row + notice + row + END
+    assert over == [True]
+    assert guard.left_over == b""
+
+
+class Loop:
+    """One whose turns are taken by hand."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.due.append(callback)
+
+    def turn(self) -> None:
+        due, self.due = self.due, []
+        for callback in due:
+            callback()
+
+
+class Transport:
+    """What is read from."""
+
+    def __init__(self) -> None:
+        self._loop = Loop()
+        self.is_paused = False
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+
+class Asyncpg(Forgetful):
+    """The protocol: it pauses where it gives rows out, unless their COPY was left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transport: Any = None
+        self.is_left = False
+
+    def data_received(self, data: bytes) -> None:
+        self(data)
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def give_out(self) -> None:
+        super().give_out()
+        if self.is_left:
+            self.is_paused = False
+        else:
+            self.transport.pause_reading()
+
+    def want_more(self) -> None:
+        self.is_paused = False
+        self.transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None: ...
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+    def eof_received(self) -> None: ...
+
+
+STREAM = FORMAT + b"".join(message(b"d", b"%d\n" % n) + message(b"N", b"a notice") for n in range(3)) + END
+
+
+@pytest.mark.parametrize("is_told_first", [False, True], ids=["by the transport", "by asyncpg itself, as over TLS"])
+def test_an_ear_gives_asyncpg_what_was_left_over_before_the_transport_goes_on(is_told_first: bool) -> None:
+    asyncpg, transport = Asyncpg(), Transport()
+    ear = Ear(asyncpg)
+    if is_told_first:
+        asyncpg.connection_made(transport)
+        ear.hold_back(transport)
+    else:
+        ear.connection_made(transport)
+    ear.expect_rows()
+    ear.data_received(STREAM)
+    for _ in range(3):
+        assert transport.is_paused
+        asyncpg.want_more()
+        transport._loop.turn()
+    assert asyncpg.rows == [b"0\n", b"1\n", b"2\n"]
+    assert asyncpg.rest == [b"H", b"c", b"C", b"Z"]
+
+
+def test_an_ear_waits_with_nothing_for_a_copy_that_was_left() -> None:
+    asyncpg, transport = Asyncpg(), Transport()
+    asyncpg.is_left = True
+    ear = Ear(asyncpg)
+    ear.connection_made(transport)
+    ear.expect_rows()
+    ear.data_received(STREAM)
+    assert asyncpg.rest == [b"H", b"c", b"C", b"Z"]
+    assert not transport.is_paused

@@ -119,6 +119,33 @@ async def test_an_error_in_a_plain_iterator_comes_out_itself(bed: Any) -> None:
         assert session.is_clean()
 
 
+async def test_a_time_out_of_a_plain_iterators_own_comes_out_with_its_cause_even_where_the_server_has_refused(
+    bed: Any,
+) -> None:
+    """asyncpg would raise the server's "canceled" or, where that has refused before, an `AttributeError` of its own."""
+
+    def late(rows: int) -> Any:
+        # Enough for the server's refusal to be read meanwhile: of a NULL in the first row.
+        for number in range(rows):
+            yield None if rows > 1 and number == 0 else number, "x" * 10_000
+        raise fault
+
+    async with bed.client() as client:
+        session = await client.open()
+        await session.drive(session.raw.execute("create temp table t (a int not null, b text)"))
+        for rows in (1, 5000):
+            fault = TimeoutError("its own")
+            fault.__cause__ = cause = KeyError("which is why")
+            with pytest.raises(TimeoutError) as caught:
+                await session.drive(session.raw.copy_records_to_table("t", records=late(rows)))
+            assert caught.value is fault
+            assert fault.__cause__ is cause
+            assert session.status is not Status.CLOSED
+            assert await session.settle(3)
+            assert session.is_clean()
+            assert await client.ask(session, "select count(*) from t") == 0
+
+
 async def test_a_cancellation_in_the_source_leaves_at_once_and_the_session_lives(bed: Any) -> None:
     async def endless() -> AsyncIterator[tuple[int]]:
         yield (1,)

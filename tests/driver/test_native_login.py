@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import ssl
 import struct
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -18,7 +20,7 @@ import trio
 import trio.lowlevel
 
 from ysactor.config import Tls, TlsMode
-from ysactor.driver.protocol import ConnectFailure, Phase
+from ysactor.driver.protocol import ConnectFailure, NoPassword, Phase
 from ysactor.secret import Secret
 from ysactor.servers import HostPort
 
@@ -91,15 +93,39 @@ async def test_a_password_function_may_be_async_and_its_failure_is_a_failed_logi
     async with bed.client() as client:
         await client.open(user="scram_user", password=Secret(asked))
         failed = await failure(client, user="scram_user", password=Secret(failing))
+        assert isinstance(failed, NoPassword)
         assert failed.phase is Phase.LOGIN
         assert "LookupError" in str(failed)
         assert "s3cret" not in str(failed)
         bad = await failure(client, user="scram_user", password=Secret(b"\xffs3cret"))
-        assert bad.phase is Phase.LOGIN
+        assert isinstance(bad, NoPassword)
         assert "s3cret" not in "".join(traceback.format_exception(bad))
         bad = await failure(client, user="clear_user", password=Secret("s3cret-\udc80"))
-        assert bad.phase is Phase.LOGIN
+        assert isinstance(bad, NoPassword)
         assert "s3cret" not in "".join(traceback.format_exception(bad))
+
+
+async def test_what_a_password_function_takes_is_not_taken_from_its_address_share_of_the_time(bed: Any) -> None:
+    asked: list[float] = []
+
+    async def slow() -> str:
+        asked.append(trio.current_time())
+        await trio.sleep(0.6)  # of two addresses each has half a second
+        return "s3cret-scram"
+
+    class Both(trio.abc.HostnameResolver):
+        async def getaddrinfo(self, *_: Any, **__: Any) -> Any:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{n}", bed.port)) for n in (1, 2)]
+
+        async def getnameinfo(self, *_: Any) -> Any:
+            raise NotImplementedError
+
+    trio.socket.set_custom_hostname_resolver(Both())
+    async with bed.client() as client:
+        config = replace(bed.config(user="scram_user", password=Secret(slow)), connect_timeout=1)
+        session = await client.open(HostPort("db.test", bed.port), config)
+        assert await client.ask(session, "select 1") == 1
+    assert len(asked) == 1
 
 
 def shown(error: BaseException) -> str:

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import subprocess
 import sys
+import time
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 import trio
 
 from ysactor.config import Config
-from ysactor.driver.protocol import ConnectFailure, Phase, Status
+from ysactor.driver.protocol import ConnectFailure, Phase, Preface, Status
 from ysactor.errors import ConnectionLost
 from ysactor.servers import HostPort
 
@@ -194,3 +196,164 @@ async def test_a_loss_carries_the_servers_words_idle_and_in_a_call(bed, way):
                 lost = trio.Event()
         nursery.cancel_scope.cancel()
     assert told == [words] * 3
+
+
+@asynccontextmanager
+async def _a_session(bed, **changes):
+    async with trio.open_nursery() as nursery:
+        driver = TrioAsyncioDriver()
+        await nursery.start(driver.run)
+        with trio.fail_after(20):
+            session = await driver.connect(bed.tcp, bed.config(**changes))
+            yield session
+            await session.close(5)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_notices_amid_the_rows_of_a_copy_are_waited_for_over_tls_too(bed, encrypted):
+    got = []
+
+    async def keep(data):
+        await trio.lowlevel.checkpoint()
+        got.append(bytes(data))
+
+    async with _a_session(bed, **({"tls": bed.tls()} if encrypted else {})) as session:
+        await session.drive(
+            session.raw.execute(
+                "create function pg_temp.loud(n int) returns int language plpgsql as "
+                "$$ begin raise notice 'notice %', n; return n; end $$"
+            )
+        )
+        call = session.raw.copy_from_query(
+            "select pg_temp.loud(n) from generate_series(1, 300) n", output=session.sink(keep)
+        )
+        assert await session.drive(call) == "COPY 300"
+    assert b"".join(got).split() == [b"%d" % n for n in range(1, 301)]
+
+
+async def test_the_owner_knows_of_a_loss_as_soon_as_asyncpg_does(bed, config):
+    """What of asyncpg's is used without a call, such as `cursor`, fails from then on."""
+    told = []
+
+    class Owner:
+        def lost(self, reason):
+            told.append(reason)
+
+    async with trio.open_nursery() as nursery:
+        driver = TrioAsyncioDriver()
+        await nursery.start(driver.run)
+        with trio.fail_after(20):
+            for number in range(1, 6):
+                session = await driver.connect(bed.tcp, config)
+                session.attach(Owner())
+                await trio.to_thread.run_sync(bed.server.sql, f"select pg_terminate_backend({session.pid})")
+                while not session.raw.is_closed():
+                    await trio.lowlevel.checkpoint()
+                assert len(told) == number
+                assert session.status is Status.CLOSED
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_text_that_cannot_be_sent_ends_the_session_and_its_owner_knows_at_once(bed, config):
+    told = []
+
+    class Owner:
+        def lost(self, reason):
+            told.append(reason)
+
+    async with _a_session(bed) as session:
+        session.attach(Owner())
+        with pytest.raises(UnicodeEncodeError):
+            await session.drive(session.raw.execute("SELECT '\ud800'"))
+        assert session.status is Status.CLOSED
+        assert len(told) == 1
+
+
+async def test_command_timeout_leaves_a_copy_wherever_it_waits(bed):
+    async def chunks():
+        yield b"1\n"
+        await trio.sleep_forever()
+
+    async def write(data):
+        await trio.sleep_forever()
+
+    async with _a_session(bed, asyncpg_options={"command_timeout": 0.2}) as session:
+        await session.drive(session.raw.execute("create temp table t (a int)"))
+        for call in (
+            session.raw.copy_to_table("t", source=session.source(chunks())),
+            session.raw.copy_from_query("select 1", output=session.sink(write)),
+            session.raw.fetchval("select pg_sleep(30)"),
+        ):
+            started = trio.current_time()
+            with pytest.raises(TimeoutError):
+                await session.drive(call)
+            assert trio.current_time() - started < 5
+            assert await session.settle(5)
+        assert await session.drive(session.raw.fetchval("select count(*) from t")) == 0
+        with pytest.raises(TimeoutError):
+            await session.drive_after(Preface("begin"), session.raw.fetchval("select pg_sleep(30)"))
+
+
+@pytest.mark.parametrize("how", ["command_timeout", "its own"])
+async def test_a_source_that_is_late_after_the_server_has_refused_the_copy_is_a_time_out(bed, how):
+    async def chunks():
+        yield b"no number\n" * 1000
+        await trio.sleep(0.2)
+        if how == "its own":
+            raise fault
+        while True:
+            yield b"1\n"
+            await trio.sleep(0.02)
+
+    fault = TimeoutError("its own")
+    options = {"command_timeout": 0.4} if how == "command_timeout" else {}
+    async with _a_session(bed, asyncpg_options=options) as session:
+        await session.drive(session.raw.execute("create temp table t (a int)"))
+        async with aclosing(chunks()) as source:
+            with pytest.raises(TimeoutError) as caught:
+                await session.drive(session.raw.copy_to_table("t", source=session.source(source)))
+        if how == "its own":
+            assert caught.value is fault
+            assert await session.settle(5)
+            assert await session.drive(session.raw.fetchval("select count(*) from t")) == 0
+
+
+async def test_a_copy_from_an_endless_file_is_left_at_the_end_of_a_read(bed):
+    class Endless:
+        reads = 0
+
+        def read(self, size):
+            self.reads += 1
+            time.sleep(0.005)
+            return b"1\n"
+
+    source = Endless()
+    async with _a_session(bed) as session:
+        await session.drive(session.raw.execute("create temp table t (a int)"))
+        with pytest.raises(TimeoutError):
+            await session.drive(session.raw.copy_to_table("t", source=source), timeout=0.1)
+        assert await session.settle(5)
+        reads = source.reads
+        assert await session.drive(session.raw.fetchval("select count(*) from t")) == 0
+        assert source.reads == reads
+
+
+@pytest.mark.parametrize("rows", [1, 100_000])
+async def test_a_copy_to_a_file_that_cannot_be_written_keeps_its_session(bed, rows):
+    """Its first piece, and its last, after which the server has nothing more to say."""
+    fault = OSError("no space is left")
+    fault.__cause__ = cause = KeyError("which is why")
+
+    class Full:
+        def write(self, data):
+            raise fault
+
+    async with _a_session(bed) as session:
+        with pytest.raises(OSError, match="no space") as caught:
+            await session.drive(session.raw.copy_from_query(f"select generate_series(1, {rows})", output=Full()))
+        assert caught.value is fault
+        assert fault.__cause__ is cause
+        if session.status is Status.ABANDONED:
+            assert await session.settle(5)
+        assert await session.drive(session.raw.fetchval("select 1")) == 1

@@ -6,6 +6,7 @@ import logging
 from typing import Literal, TypeAlias
 
 from ..errors import ConfigurationError
+from ..options.readers import shown
 from .protocol import Driver
 
 Transport: TypeAlias = Literal["native", "trio_asyncio"]
@@ -31,7 +32,7 @@ def choose(driver: Driver | Transport | None) -> Driver:
     if driver == "trio_asyncio":
         return _trio_asyncio()
     if isinstance(driver, str):
-        raise ConfigurationError([f"driver: must be 'native', 'trio_asyncio' or a driver, got {driver!r}"])
+        raise ConfigurationError([f"driver: expected 'native', 'trio_asyncio' or a driver, not {shown(driver)}"])
     return driver
 
 

@@ -61,6 +61,12 @@ class CopyOut:
         data, self.left_over = self.left_over, b""
         self(data)
 
+    def let_go(self) -> bytes:
+        """Nobody wants the rows any more, so none can be lost: be over, and return what is left over."""
+        data, self.left_over = self.left_over, b""
+        self._end()
+        return data
+
     def _walk(self, text: bytes) -> int | None:
         """Where to cut, if anywhere: at a message that came unasked after a row that this read completes."""
         size, at = len(text), self._skip

@@ -48,6 +48,13 @@ class ConnectFailure(Exception):
         super().__init__(detail)
 
 
+class NoPassword(ConnectFailure):
+    """The options gave no password for this login: the function raised, or what it gave cannot be sent.
+
+    It is no server's doing, and none is reported as down for it. The function's own error is the `__cause__`.
+    """
+
+
 class Status(Enum):
     """What a session is doing, as far as the client knows; telling costs no round trip."""
 

@@ -24,11 +24,14 @@ import trio
 from ..config import Config, Tls, TlsMode
 from ..errors import ConfigurationError
 from ..servers import HostPort
+from .copy_in import raise_what_a_source_raises
+from .greeting import NOT_POSTGRES, WaryEar
 from .password import password_of
 from .protocol import ConnectFailure, Phase
+from .tries import Tries
+from .trio_asyncio_raw import connection_class
 from .trio_asyncio_session import TrioAsyncioSession
-from .trio_asyncio_work import Patient, known_failures, run
-from .words import Ear
+from .trio_asyncio_work import Limits, known_failures, run
 
 _log = logging.getLogger("ysactor")
 
@@ -68,21 +71,22 @@ class TrioAsyncioDriver:
     async def connect(self, host: HostPort, config: Config) -> TrioAsyncioSession:
         """Open one session on exactly this server, logged in. See the protocol.
 
-        Trio-flavoured. The addresses of a name are tried one after the other. A password callable is called once.
+        Trio-flavoured. The addresses of a name are tried one after the other, and share `connect_timeout`, the
+        connecting included: asyncpg is given one address at a time. A password callable is called once.
         """
         if self._loop is None:
             raise RuntimeError("bug: `run` of this driver has not been started")
         password = _Password(await password_of(config, host))
-        failure: ConnectFailure | None = None
-        for address in await _addresses(host):
-            try:
-                return await self._connect(host, address, config, password)
-            except ConnectFailure as error:
-                if error.phase is not Phase.CONNECT:
-                    raise
-                failure = error
-        assert failure is not None, "bug: a name resolves to an address or fails"
-        raise failure
+        tries = Tries[str](config.connect_timeout, str)
+        tries.add(await _addresses(host))
+
+        async def next_address() -> tuple[str, str]:
+            return tries.left[0], tries.left[0]
+
+        async def log_in(address: str, _: trio.CancelScope) -> TrioAsyncioSession:
+            return await self._connect(host, address, config, password)
+
+        return await tries.first(next_address, log_in)
 
     async def resolve(self, host: str) -> str | None:
         """The address a name stands for: the first IPv4, else the first IPv6. Trio-flavoured."""
@@ -114,7 +118,8 @@ class TrioAsyncioDriver:
             **({"max_cached_statement_lifetime": 0} if config.prepare_on_connect else {}),
             **config.asyncpg_options,
             "loop": stages,
-            "connection_class": _connection_class(asyncpg),
+            "connection_class": connection_class(asyncpg),
+            "command_timeout": None,  # it is the session's, as the default of `drive`
             # Nothing is left to asyncpg's own reading of the environment: the options have been read already.
             "host": f"/{address[1:]}" if address.startswith("\0") else address,
             "port": host.port,
@@ -130,10 +135,13 @@ class TrioAsyncioDriver:
             connection = await run(self._loop, asyncpg.connect(**options), lambda late: late.terminate())
         except known_failures() as error:
             detail = str(_tls_error(error) or error) or type(error).__name__
+            if stages.ear is not None and stages.ear.is_foreign:
+                detail = NOT_POSTGRES
             raise ConnectFailure(stages.phase_of(error), detail, sqlstate=_sqlstate(error)) from error
         finally:
             stages.forget()
-        session = TrioAsyncioSession(self._loop, connection, host, config.socket_timeout, stages.last_words)
+        limits = Limits(config.socket_timeout, config.asyncpg_options.get("command_timeout"))
+        session = TrioAsyncioSession(self._loop, connection, host, limits, stages.last_words)
         self._sessions.add(session)
         return session
 
@@ -158,7 +166,7 @@ class _Stages:
         self._host = host
         self._password: _Password | None = password
         self._told: list[Any] = []
-        self._ear: Ear | None = None
+        self.ear: WaryEar | None = None
         self._phase = Phase.CONNECT
 
     async def create_connection(self, factory: Any, *args: Any, **options: Any) -> Any:
@@ -168,13 +176,13 @@ class _Stages:
         with suppress(OSError):  # it is gone already; the login will find out
             # A peer that is gone without a word is found out by the kernel at last. asyncio leaves this off.
             made[0].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return made[0], made[1].protocol if isinstance(made[1], Ear) else made[1]
+        return made[0], made[1].protocol if isinstance(made[1], WaryEar) else made[1]
 
     async def create_unix_connection(self, factory: Any, *_: Any) -> Any:
         """asyncio-flavoured."""
         made = await self.loop.create_unix_connection(lambda: self._listen(self._tell(factory())), self._host.unix_path)
         self._phase = Phase.LOGIN
-        return made[0], made[1].protocol if isinstance(made[1], Ear) else made[1]
+        return made[0], made[1].protocol if isinstance(made[1], WaryEar) else made[1]
 
     async def start_tls(self, *args: Any, **options: Any) -> Any:
         """asyncio-flavoured."""
@@ -185,7 +193,10 @@ class _Stages:
 
             def set_and_tell(protocol: Any) -> None:
                 del made.set_protocol
-                set_protocol(self._listen(self._tell(protocol)))
+                heard = self._listen(self._tell(protocol), made)
+                if isinstance(heard, WaryEar):
+                    heard.hold_back(made)  # asyncpg has told its protocol already, and it alone, what is read from
+                set_protocol(heard)
 
             made.set_protocol = set_and_tell
         return made
@@ -195,23 +206,24 @@ class _Stages:
         if hasattr(protocol, "password"):
             protocol.password = None if self._password is None else self._password.text
             self._told.append(protocol)
+            raise_what_a_source_raises(protocol)
         return protocol
 
-    def _listen(self, protocol: Any) -> Any:
+    def _listen(self, protocol: Any, transport: Any = None) -> Any:
         """Hear what is sent to a protocol that logs in."""
         if not hasattr(protocol, "password"):
             return protocol
-        self._ear = Ear(protocol)
-        return self._ear
+        self.ear = WaryEar(protocol, transport)
+        return self.ear
 
     def last_words(self) -> str | None:
         """What the server said before it hung up, if it did."""
-        return None if self._ear is None else self._ear.last_words()
+        return None if self.ear is None else self.ear.last_words()
 
     def expect_rows(self) -> None:
         """A COPY out begins with the next message of the server's."""
-        if self._ear is not None:
-            self._ear.expect_rows()
+        if self.ear is not None:
+            self.ear.expect_rows()
 
     def forget(self) -> None:
         """The login has ended, one way or the other."""
@@ -268,31 +280,6 @@ class _Named(ssl.SSLContext):
         """Begin TLS on one connection."""
         self.is_used = True
         return self._inner.wrap_bio(incoming, outgoing, server_side, self._name, session)
-
-
-def _connection_class(asyncpg: Any) -> Any:
-    """asyncpg's connection, on the loop itself once it is open, and able to interrupt its server after its end."""
-    base: Any = asyncpg.Connection
-    cancel: Any = importlib.import_module("asyncpg.connect_utils")._cancel
-
-    def init(self: Any, protocol: Any, transport: Any, loop: _Stages, addr: Any, config: Any, params: Any) -> None:
-        addr = loop.address(addr)
-        base.__init__(self, protocol, transport, loop.loop, addr, config, params)
-        pid, secret = protocol.backend_pid, protocol.backend_secret
-        self.expect_rows = loop.expect_rows
-        self.interrupt = lambda: cancel(
-            loop=loop.loop, addr=addr, params=params, backend_pid=pid, backend_secret=secret
-        )
-
-    def copy_in(self: Any, *args: Any) -> Any:
-        return base._copy_in(Patient(self), *args)
-
-    def copy_out(self: Any, *args: Any) -> Any:
-        self.expect_rows()
-        return base._copy_out(Patient(self), *args)
-
-    members = {"__slots__": ("expect_rows", "interrupt"), "__init__": init, "_copy_in": copy_in, "_copy_out": copy_out}
-    return type("Connection", (base,), members)
 
 
 def _load() -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import math
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from ..errors import ConnectionLost
 from ..servers import HostPort
 from .protocol import Preface, SessionEvents, Status
 from .remedies import STALE, ask_again
-from .trio_asyncio_work import Work, known_failures, run
+from .trio_asyncio_work import Limits, Work, after, known_failures, run
 
 T = TypeVar("T")
 
@@ -30,14 +29,14 @@ class TrioAsyncioSession:
         loop: Any,
         connection: Any,
         host: HostPort,
-        socket_timeout: float | None,
+        limits: Limits,
         last_words: Callable[[], str | None],
     ) -> None:
         self._loop = loop
         self._connection = connection
         self._host = host
         self._pid: int = connection.get_server_pid()
-        self._socket_timeout = math.inf if socket_timeout is None else socket_timeout
+        self._limits = limits
         self._state: Status = Status.IDLE
         """IDLE stands for IN_TRANSACTION too; asyncpg knows which."""
         self._work: Work | None = None
@@ -46,7 +45,8 @@ class TrioAsyncioSession:
         self._reason = ""
         self._untold: str | None = None
         self._last_words = last_words
-        connection.add_termination_listener(self._terminated)
+        connection.on_end = self._terminated
+        connection.on_sinks_error = self._sink_failed
 
     @property
     def host(self) -> HostPort:
@@ -91,12 +91,13 @@ class TrioAsyncioSession:
 
         The coroutine is asyncio-flavoured and becomes a task of the loop, so the caller's task need not know the loop.
         """
+        timeout = self._limits.of(timeout)
         try:
             until = await self._admit(timeout)
         except BaseException:
             call.close()
             raise
-        socket_until = trio.current_time() + self._socket_timeout
+        socket_until = after(self._limits.socket_timeout)
         work = self._work = Work(self._loop, call, self._connection._transport)
         self._state = Status.BUSY
         try:
@@ -117,7 +118,8 @@ class TrioAsyncioSession:
 
     async def drive_after(self, preface: Preface, call: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run `preface`, then `call`: a round trip for each, since the transport is asyncio's."""
-        until = math.inf if timeout is None else trio.current_time() + timeout
+        timeout = self._limits.of(timeout)
+        until = after(timeout)
 
         async def opening() -> None:
             preface.sent = True
@@ -204,7 +206,7 @@ class TrioAsyncioSession:
         """Wait until a call may begin; the time its `timeout` runs out."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_free()
-        until = math.inf if timeout is None else trio.current_time() + timeout
+        until = after(timeout)
         if timeout is not None and timeout <= 0:
             raise TimeoutError
         if self._state is Status.ABANDONED:
@@ -241,33 +243,40 @@ class TrioAsyncioSession:
             self._tell()
             raise ConnectionLost(self._reason, self._host)
         self._state = Status.IDLE
+        result = None
         try:
             result = work.task.result()
         except BaseException as error:
-            # asyncpg has several names for a connection that is gone, `InternalClientError` among them.
-            if isinstance(error, UnicodeError):
-                raise  # of a text that cannot be sent: asyncpg has closed the connection, which is seen next
+            self._judge(work, error)
+            if work.sinks_error is None:
+                raise
+        if work.sinks_error is not None:
+            raise work.sinks_error  # as it is, so outside of the handler: it may have a cause of its own
+        return result
+
+    def _judge(self, work: Work, error: BaseException) -> None:
+        """What an error of a call says of the session. Raises `ConnectionLost` if it is over."""
+        if isinstance(error, UnicodeError):
+            # Of a text that cannot be sent: asyncpg has closed the connection, which is no answer to the call.
             if self._connection.is_closed():
                 self._lost()
-                raise ConnectionLost(self._reason, self._host) from error
-            if type(error).__name__ == "InternalClientError":
-                # asyncpg has lost track of the conversation: as a rule because the server has ended it in the middle of
-                # a call that has several statements.
-                self.terminate(f"asyncpg cannot go on: {error}")
-                self._untold = self._reason
-                self._tell()
-                raise ConnectionLost(self._reason, self._host) from error
-            if getattr(error, "sqlstate", None) in STALE:
-                self._connection._drop_local_statement_cache()
-            if work.has_failed_errand:
-                self._work = work
-                self._leave(work)
-            if work.sinks_error is not None:
-                raise work.sinks_error from None
-            raise
-        if work.sinks_error is not None:
-            raise work.sinks_error
-        return result
+            return
+        # asyncpg has several names for a connection that is gone, `InternalClientError` among them.
+        if self._connection.is_closed():
+            self._lost()
+            raise ConnectionLost(self._reason, self._host) from error
+        if type(error).__name__ == "InternalClientError":
+            # asyncpg has lost track of the conversation: as a rule because the server has ended it in the middle of
+            # a call that has several statements.
+            self.terminate(f"asyncpg cannot go on: {error}")
+            self._untold = self._reason
+            self._tell()
+            raise ConnectionLost(self._reason, self._host) from error
+        if getattr(error, "sqlstate", None) in STALE:
+            self._connection._drop_local_statement_cache()
+        if work.has_failed_errand:
+            self._work = work
+            self._leave(work)
 
     async def _drain(self) -> bool:
         work = self._work
@@ -295,9 +304,13 @@ class TrioAsyncioSession:
         assert self._work is not None, "bug: a source or sink is used inside a driven call"
         return await self._work.ask(run, is_sink=is_sink)
 
+    def _sink_failed(self, error: Exception) -> None:
+        if self._work is not None:
+            self._work.fail(error)
+
     # The end.
 
-    def _terminated(self, _connection: Any) -> None:
+    def _terminated(self) -> None:
         """asyncpg's connection is over: told from inside the loop, for every reason there is."""
         if self._state is Status.IDLE:
             self._lost()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -18,6 +18,29 @@ def known_failures() -> tuple[type[Exception], ...]:
     """What asyncpg raises when it is the server or the network that failed, and not the program."""
     exceptions: Any = importlib.import_module("asyncpg.exceptions")
     return (OSError, exceptions.PostgresError, exceptions.InterfaceError, exceptions.InternalClientError)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds every call of a session, in seconds. Infinite is None."""
+
+    socket_timeout: float | None
+    """A call that takes longer costs the session."""
+    command_timeout: float | None
+    """The time-out of a call that is given none. Not left to asyncpg: its COPY loses its way with it.
+
+    It does not leave a source that waits, lets a cancellation of its own out of a file, and fails with an
+    `AttributeError` where the server has refused the COPY already.
+    """
+
+    def of(self, timeout: float | None) -> float | None:
+        """The time-out of a call that was given this one."""
+        return self.command_timeout if timeout is None else timeout
+
+
+def after(timeout: float | None) -> float:
+    """When that many seconds are over, on Trio's clock."""
+    return math.inf if timeout is None else trio.current_time() + timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +134,11 @@ class Work:
         asked.done.set_result(None)
         self._loop.call_soon(self.leave)
 
+    def fail(self, error: Exception) -> None:
+        """A sink that is no errand, a file, has raised, and has not told asyncpg either."""
+        self.has_failed_errand, self.sinks_error = True, error
+        self._loop.call_soon(self.leave)  # after the task has gone on
+
     def give_up(self) -> None:
         """Cancel it and wake who waits, without waiting for it to end."""
         self._given_up = True
@@ -184,41 +212,3 @@ async def run(loop: Any, call: Coroutine[Any, Any, T], discard: Callable[[T], ob
         raise
     result: T = work.task.result()
     return result
-
-
-class Patient:
-    """asyncpg's connection, as its COPY from and to files sees it: a thread is not left before it has ended.
-
-    trio-asyncio loses a cancellation that meets a thread. Here it is given to the task where that waits next, which is
-    also right for the thread that writes the last piece of a COPY; see `Work`.
-    """
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    @property
-    def _loop(self) -> Patient:
-        return self
-
-    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:
-        """asyncio-flavoured."""
-        loop, transport = self._connection._loop, self._connection._transport
-        task: Any = asyncio.current_task(loop)
-        future = loop.run_in_executor(executor, function, *args)
-
-        def cancel(_: Any) -> None:  # called after the task itself has been
-            is_paused = pause(transport)
-            task.cancel()
-            if is_paused:
-                loop.call_soon(read_on, transport)
-
-        def put_off(msg: Any = None) -> bool:
-            future.add_done_callback(cancel)
-            return True
-
-        if task is not None:
-            future.cancel = put_off
-        return future
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)

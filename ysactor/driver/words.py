@@ -50,6 +50,11 @@ class Ear:
         self.eof_received = protocol.eof_received
 
     def connection_made(self, transport: Any) -> None:
+        """asyncpg begins to log in."""
+        self.hold_back(transport)
+        self.protocol.connection_made(transport)
+
+    def hold_back(self, transport: Any) -> None:
         """Where it is read from: not at all while something is left over of a COPY, which goes first."""
         pause, self._resume, loop = transport.pause_reading, transport.resume_reading, transport._loop
 
@@ -65,11 +70,13 @@ class Ear:
                 self._resume()
 
         transport.pause_reading, transport.resume_reading = pause_reading, resume_reading
-        self.protocol.connection_made(transport)
 
-    def _read_on(self) -> None:
+    def _pass_on(self) -> None:
         while self._wanted and self._rows is not None and self._rows.left_over:
             self._rows.more()
+
+    def _read_on(self) -> None:
+        self._pass_on()
         if self._wanted:
             self._resume()
 
@@ -77,6 +84,8 @@ class Ear:
         """What the socket had."""
         self.tail = data[-TAIL:]
         self._receive(data)
+        # If asyncpg has not paused, the call was left: it throws the rows away, and asks for nothing that is left over.
+        self._pass_on()
 
     def expect_rows(self) -> None:
         """A COPY out begins with the next message."""

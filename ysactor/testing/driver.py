@@ -9,7 +9,7 @@ import ssl
 import trio
 
 from ..config import Config, TlsMode
-from ..driver.protocol import ConnectFailure, Phase
+from ..driver.protocol import ConnectFailure, NoPassword, Phase
 from ..servers import HostPort
 from .backend import Backend
 from .cluster import FakeCluster
@@ -129,10 +129,15 @@ class _Attempt:
 
 
 async def _reveal(config: Config) -> str | bytes | None:
+    if config.password is None:
+        return None
     try:
-        return None if config.password is None else await config.password.reveal()
+        given: object = await config.password.reveal()
     except Exception as raised:
-        raise ConnectFailure(Phase.LOGIN, f"the password function raised {type(raised).__name__}") from raised
+        raise NoPassword(Phase.LOGIN, f"the password function raised {type(raised).__name__}") from raised
+    if isinstance(given, str | bytes):
+        return given
+    raise NoPassword(Phase.LOGIN, f"the password function returned {type(given).__name__}, not text or bytes")
 
 
 def _turned_away(answer: Exception) -> ConnectFailure:

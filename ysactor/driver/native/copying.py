@@ -16,7 +16,10 @@ import trio
 
 from .link import Link
 from .loop import StartedCall, TrioCall
-from .names import enter_task, get_running_loop, leave_task, other_notion_of_the_loop, set_running_loop
+from .names import RawConnection, enter_task, get_running_loop, leave_task, other_notion_of_the_loop, set_running_loop
+
+COPIES_IN = frozenset(id(getattr(RawConnection, name).__code__) for name in ("copy_to_table", "copy_records_to_table"))
+"""What the code of a coroutine is whose source is the user's. (By number: a code object is slow to hash.)"""
 
 _STREAK = 256
 """So many steps in a row that did not wait, and the other tasks have their turn."""

@@ -7,7 +7,7 @@ import socket
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 
@@ -27,6 +27,9 @@ class Peer:
     """OFF when the connection is in plain, whatever was asked for."""
 
 
+Address: TypeAlias = tuple[int, Any]
+"""A family, and the address as sockets of that family take it."""
+
 _FULL = 0.01
 """Seconds until a Unix socket is knocked at again whose server has too many waiting. The kernel does not say when."""
 
@@ -40,44 +43,23 @@ class TlsParts:
     outgoing: ssl.MemoryBIO
 
 
-async def dial(host: HostPort) -> socket.socket:
-    """Connect to the host, and to nothing else. Raises `ConnectFailure` of RESOLVE or CONNECT.
-
-    An address is dialled from here, and a name by Trio, which tries its addresses side by side. (Measured: Trio's
-    way costs 31 µs of processor time more to a Unix socket, and 140 µs more to an address.)
-    """
-    where = _unix(host) if host.is_unix else _numeric(host)
-    try:
-        sock = await (_dial_by_name(host) if where is None else _connected(*where))
-    except socket.gaierror as error:
-        raise ConnectFailure(Phase.RESOLVE, error.strerror or str(error)) from error
-    except UnicodeError as error:
-        raise ConnectFailure(Phase.RESOLVE, "this is no host name") from error
-    except OSError as error:
-        # With one address to try, Trio's error only wraps the system's own.
-        only = error.__cause__ if isinstance(error.__cause__, OSError) else error
-        raise ConnectFailure(Phase.CONNECT, in_words(error)) from only
-    if not host.is_unix:
-        _tune(sock)
-    return sock
-
-
 async def redial(peer: Peer) -> socket.socket:
     """Connect to the same address once more."""
     try:
-        return await _connected(peer.family, peer.address)
+        return await connected(peer.family, peer.address)
     except OSError as error:
         raise ConnectFailure(Phase.CONNECT, in_words(error)) from error
 
 
-def _unix(host: HostPort) -> tuple[int, Any]:
+def unix(host: HostPort) -> Address:
+    """Where a socket's directory is."""
     path: str | bytes = host.unix_path
     if host.host.startswith("@"):
         path = b"\0" + host.unix_path[1:].encode()  # the abstract namespace, as libpq spells it
     return socket.AF_UNIX, path
 
 
-def _numeric(host: HostPort) -> tuple[int, Any] | None:
+def numeric(host: HostPort) -> Address | None:
     """Where an address is; None for a name. Nothing is looked up."""
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
@@ -87,14 +69,7 @@ def _numeric(host: HostPort) -> tuple[int, Any] | None:
     return family, address
 
 
-async def _dial_by_name(host: HostPort) -> socket.socket:
-    stream = await trio.open_tcp_stream(host.host, host.port)
-    sock = socket.socket(fileno=stream.socket.detach())
-    sock.setblocking(False)
-    return sock
-
-
-async def _connected(family: int, address: Any) -> socket.socket:
+async def connected(family: int, address: Any) -> socket.socket:
     """A socket that is connected there. Raises `OSError`; leaves nothing open."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -121,7 +96,8 @@ async def _tried(sock: socket.socket, address: Any) -> bool:
     return True
 
 
-def _tune(sock: socket.socket) -> None:
+def tune(sock: socket.socket) -> None:
+    """Set what every TCP socket has."""
     with suppress(OSError):  # macOS says so of a peer that is gone already; the login will find out
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A peer that is gone without a word (power, network) is found out by the kernel at last, when idle too.
@@ -170,7 +146,7 @@ async def _asked(sock: socket.socket, *, advisory: bool) -> bool:
     # bytes that come along with it would be taken for the server's encrypted word (CVE-2021-23214).
     match answer[:1]:
         case b"":
-            detail = "the server hung up when asked for TLS"
+            raise ConnectFailure(Phase.TLS, "the server hung up when asked for TLS") from ConnectionResetError()
         case b"N" if len(answer) == 1:
             detail = "the server refuses TLS"
         case b"S" | b"N":
@@ -226,14 +202,10 @@ async def receive(sock: socket.socket) -> bytes:
 
 
 def in_words(error: BaseException) -> str:
-    """An error's reasons without numbers and addresses; of several attempts, each reason once."""
+    """An error's reason without its number and its address."""
     match error:
         case OSError(errno=int() as number, strerror=str()):
             # Trio's own text repeats the address, which whoever shows this has named already.
             return os.strerror(number)
-        case OSError(__cause__=BaseExceptionGroup() as several):
-            return ", ".join(dict.fromkeys(in_words(one) for one in several.exceptions))
-        case OSError(__cause__=OSError() as one):
-            return in_words(one)
         case _:
             return str(error) or type(error).__name__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import trio
@@ -12,8 +13,8 @@ import trio
 from ...config import Config
 from ...servers import HostPort
 from .bounds import Limits
-from .dialling import dial, secure
 from .login import Terms, start_up
+from .reaching import address_of, dial, reach
 from .session import NativeSession
 from .watch import Watch, best_watch
 
@@ -55,19 +56,20 @@ class NativeDriver:
     async def connect(self, host: HostPort, config: Config) -> NativeSession:
         """Open one session on exactly this server. See `Driver.connect`.
 
+        The addresses of a name share `connect_timeout`: one that is silent has its part of it, and the next is tried.
         TCP sockets have `TCP_NODELAY` and `SO_KEEPALIVE` on. Statements are kept for as long as the session lives
         unless `asyncpg_options` sets `max_cached_statement_lifetime`.
         """
         if self._watch is None:
             raise RuntimeError("the driver is not running")
         terms, limits = self._agreed(config)
-        sock = await dial(host)
-        try:
-            parts = await start_up(sock, await secure(sock, host, config.tls), host, config, terms, self._spawn)
-            return NativeSession(host, parts, self._watch, limits)
-        except BaseException:
-            sock.close()
-            raise
+        address = address_of(host)
+        if address is None:
+            log_in = partial(start_up, host=host, config=config, terms=terms, spawn=self._spawn)
+            parts = await reach(host, config.connect_timeout, log_in)
+        else:
+            parts = await start_up(await dial(address), None, host, config, terms, self._spawn)
+        return NativeSession(host, parts, self._watch, limits)
 
     def _agreed(self, config: Config) -> tuple[Terms, Limits]:
         """What the configuration comes to. Its connections share it: there is one configuration, as a rule."""

@@ -14,9 +14,10 @@ import trio
 
 from ...config import Config, Tls
 from ...servers import HostPort
+from ..greeting import NOT_POSTGRES, Greeting
 from ..password import password_of
 from ..protocol import ConnectFailure, Phase
-from .dialling import Peer, TlsParts, in_words
+from .dialling import Peer, TlsParts, in_words, secure
 from .loop import Loop, Spawn
 from .names import Wire, new_client_configuration, new_parameters, new_wire
 from .raw import NativeConnection
@@ -58,29 +59,49 @@ class Terms:
 
 
 async def start_up(
-    sock: socket.socket, parts: TlsParts | None, host: HostPort, config: Config, terms: Terms, spawn: Spawn
+    sock: socket.socket, share: trio.CancelScope | None, host: HostPort, config: Config, terms: Terms, spawn: Spawn
 ) -> LoggedIn:
-    """Log in over an open socket. Raises `ConnectFailure` of LOGIN."""
-    loop = Loop(spawn)
-    transport = _transport(sock, loop, parts)
-    peer = _peer(sock, host, _PLAIN if parts is None else config.tls)
-    connected = loop.create_future()
-    # The password is in no local variable from here on: a traceback that prints locals would show it.
-    wire, forget = _begin(connected, loop, host, terms, await password_of(config, host))
+    """Encrypt an open socket where that is asked for, and log in. Raises `ConnectFailure` of TLS or LOGIN.
+
+    The socket is ours: it is closed if that fails. `share` ends with the time that this server has, if that is less
+    than the caller's. What a password function takes does not count.
+    """
     try:
-        transport.join(wire)
-        tail = await _until(transport, wire, connected)
+        parts = await secure(sock, host, config.tls)
+        loop = Loop(spawn)
+        transport = _transport(sock, loop, parts)
+        peer = _peer(sock, host, _PLAIN if parts is None else config.tls)
+        connected = loop.create_future()
+        # The password is in no local variable from here on: a traceback that prints locals would show it.
+        password = password_of(config, host) if share is None else _unhurried(config, host, share)
+        wire, forget = _begin(connected, loop, host, terms, await password)
+        try:
+            transport.join(wire)
+            tail = await _until(transport, wire, connected)
+        finally:
+            forget()
+        _judge(connected)
+        if parts is not None:
+            wire.is_ssl = True
+        try:
+            raw = NativeConnection(wire, transport, loop, tuple(host), terms.settings, terms.parameters)
+        except (ValueError, asyncpg.InterfaceError) as error:
+            raise ConnectFailure(Phase.LOGIN, f"asyncpg cannot work with this server: {error}") from error
+        wire.set_connection(raw)
+        return LoggedIn(raw, wire, transport, loop, peer, tail)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _unhurried(config: Config, host: HostPort, share: trio.CancelScope) -> str | None:
+    """The password. What its function waits for is not the server."""
+    left = share.deadline - trio.current_time()
+    share.deadline = math.inf
+    try:
+        return await password_of(config, host)
     finally:
-        forget()
-    _judge(connected)
-    if parts is not None:
-        wire.is_ssl = True
-    try:
-        raw = NativeConnection(wire, transport, loop, tuple(host), terms.settings, terms.parameters)
-    except (ValueError, asyncpg.InterfaceError) as error:
-        raise ConnectFailure(Phase.LOGIN, f"asyncpg cannot work with this server: {error}") from error
-    wire.set_connection(raw)
-    return LoggedIn(raw, wire, transport, loop, peer, tail)
+        share.deadline = trio.current_time() + left
 
 
 def _transport(sock: socket.socket, loop: Loop, parts: TlsParts | None) -> Transport:
@@ -133,7 +154,7 @@ def _settings(config: Config) -> Any:
 
 async def _until(transport: Transport, wire: Wire, connected: Any) -> bytes:
     """Until the login has ended, one way or the other; what was read last."""
-    data = b""
+    data, greeting = b"", Greeting()
     try:
         while not connected.done():
             await transport.flush()
@@ -144,22 +165,21 @@ async def _until(transport: Transport, wire: Wire, connected: Any) -> bytes:
                 continue
             if not data:
                 wire.connection_lost(None)
-            elif not _understood(wire, data):
-                raise ConnectFailure(Phase.LOGIN, "the answer to the login is not PostgreSQL's")
+                continue
+            understood = greeting.admits(data)
+            if understood:
+                try:
+                    wire.data_received(data)
+                except Exception:
+                    understood = False
+            if not understood:  # said outside the `except`: what was raised holds frames that may hold the password
+                raise ConnectFailure(Phase.LOGIN, NOT_POSTGRES)
     except ssl.SSLError as error:
         # In TLS 1.3 a server that refuses our certificate says so after the handshake.
         raise ConnectFailure(Phase.TLS, f"the server ended TLS: {error.reason or error}") from error
     except OSError as error:
         raise ConnectFailure(Phase.LOGIN, in_words(error)) from error
     return data
-
-
-def _understood(wire: Wire, data: bytes) -> bool:
-    try:
-        wire.data_received(data)
-    except Exception:
-        return False
-    return True
 
 
 def _judge(connected: Any) -> None:
@@ -176,4 +196,4 @@ def _judge(connected: Any) -> None:
             error.__cause__ = error.__context__ = None  # what is below may hold the password
             raise ConnectFailure(Phase.LOGIN, str(error)) from error
         case _:  # out of asyncpg's reading of a message
-            raise ConnectFailure(Phase.LOGIN, "the answer to the login is not PostgreSQL's") from error
+            raise ConnectFailure(Phase.LOGIN, NOT_POSTGRES) from error

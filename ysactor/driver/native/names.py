@@ -20,10 +20,12 @@ import asyncpg
 from asyncpg import connect_utils, connection
 from asyncpg.protocol import protocol
 
+from ..leftovers import tidied
+
 _WANTED: tuple[tuple[object, str, tuple[str, ...]], ...] = (
     (asyncio.events, "asyncio.events", ("_get_running_loop", "_set_running_loop")),
     (asyncio.tasks, "asyncio.tasks", ("_enter_task", "_leave_task")),
-    (protocol, "asyncpg.protocol.protocol", ("Protocol",)),
+    (protocol, "asyncpg.protocol.protocol", ("Protocol", "PreparedStatementState", "NO_TIMEOUT")),
     (
         protocol.Protocol,
         "asyncpg.protocol.protocol.Protocol",
@@ -31,7 +33,7 @@ _WANTED: tuple[tuple[object, str, tuple[str, ...]], ...] = (
             *("connection_made", "data_received", "connection_lost", "pause_writing", "resume_writing"),
             *("set_connection", "is_in_transaction", "is_connected", "query", "get_settings"),
             *("backend_pid", "backend_secret", "is_ssl", "_is_cancelling", "_wait_for_cancellation", "bind_execute"),
-            "get_record_class",
+            *("get_record_class", "close_statement"),
         ),
     ),
     (connect_utils, "asyncpg.connect_utils", ("_ConnectionParameters", "_ClientConfiguration", "SSLMode")),
@@ -43,6 +45,7 @@ _WANTED: tuple[tuple[object, str, tuple[str, ...]], ...] = (
             *("_cancel_current_command", "_drop_local_statement_cache", "_listeners", "_log_listeners", "_top_xact"),
             *("_copy_out", "_execute", "_protocol", "_query_loggers", "_stmt_cache", "_drop_global_statement_cache"),
             *("add_listener", "add_log_listener", "is_closed", "reload_schema_state", "__slots__"),
+            *("_get_statement", "_get_unique_id", "_cleanup_stmts", "_stmts_to_close"),
         ),
     ),
 )
@@ -85,7 +88,7 @@ get_running_loop = cast(
 set_running_loop = cast("Callable[[Any], None]", asyncio.events._set_running_loop)
 enter_task = cast("Callable[[Any, Any], None]", asyncio.tasks._enter_task)
 leave_task = cast("Callable[[Any, Any], None]", asyncio.tasks._leave_task)
-RawConnection = connection.Connection
+RawConnection = tidied(connection.Connection, protocol)
 
 
 def other_notion_of_the_loop() -> ContextVar[Any] | None:

@@ -10,7 +10,10 @@ from typing import Any, TypeVar
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled, wait_readable
 
+from ..copy_in import raise_what_a_source_raises
+from ..copy_out import CopyOut
 from .bounds import Expired, Grace
+from .copying import COPIES_IN
 from .link import Link
 from .loop import StartedCall, ThreadCall, TrioCall
 from .names import enter_task, get_running_loop, is_cancelling, leave_task, other_notion_of_the_loop, set_running_loop
@@ -40,6 +43,8 @@ async def run(link: Link, call: Coroutine[Any, Any, T], grace: Grace | None = No
     result: T = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     parked = False
     if waiting is _START:
+        if id(getattr(call, "cr_code", None)) in COPIES_IN:
+            raise_what_a_source_raises(link.wire)
         try:
             await checkpoint_if_cancelled()  # or a call of a cancelled caller would be sent, and cancelled afterwards
         except BaseException:
@@ -242,7 +247,16 @@ def leave(link: Link, call: Coroutine[Any, Any, Any], waiting: Any) -> None:
     The coroutine gets what asyncpg cleans up after: the cancellation of its own future, which makes it ask; a time-out
     where it waits to write, since there it takes a cancellation for the end of the data (`executemany`) and the
     server would wait for the rest; a plain cancellation everywhere else.
+
+    The rows of a COPY out are then passed on uncut: asyncpg throws them away, and would not ask for what was left over.
     """
+    _leave(link, call, waiting)
+    rows = link.receive
+    if isinstance(rows, CopyOut) and is_cancelling(link.wire) and (left_over := rows.let_go()):
+        link.feed(left_over)
+
+
+def _leave(link: Link, call: Coroutine[Any, Any, Any], waiting: Any) -> None:
     value: Any = None
     for _ in range(_MOST_STEPS):
         error = _parting(link, waiting)
