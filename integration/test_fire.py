@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+import asyncpg
 import pytest
 import trio
 
@@ -270,6 +271,93 @@ async def test_writes_go_on_on_the_standby_that_is_promoted(replicated: Replicat
         )
         assert not await pool.fetchval("SELECT pg_is_in_recovery()")
         assert pool.statistics().by_host == {str(bed.members[1]): 5}
+
+
+@on_both_transports
+async def test_an_old_primary_that_is_fenced_by_its_settings_is_left_for_the_promoted_standby(
+    replicated: Replicated, transport: Transport
+) -> None:
+    """C32: it is no standby, and refuses every write all the same."""
+    bed = replicated
+    bed.servers[0].sql("create table entries(number int not null)")
+    await trio.to_thread.run_sync(bed.catch_up, 0)
+    await trio.to_thread.run_sync(bed.servers[1].promote)
+    bed.servers[0].sql("alter system set default_transaction_read_only = on", "select pg_reload_conf()")
+    await until(lambda: bed.servers[0].value("show transaction_read_only") == "on", "the old primary is fenced")
+    async with open_case(
+        bed,
+        transport,
+        rest=False,
+        dsn=bed.dsn(0, 1),
+        pool_size=2,
+        target_session_attrs="read-write",
+        failed_host_reconnect_delay_secs=0,
+        rebalance_interval=0.1,
+    ) as case:
+        pool = case.pool
+        await pool.transaction(write, 1)
+        info = pool.cluster.info()
+        assert ([str(one) for one in info.read_only], info.failed) == ([str(bed.members[0])], ())
+
+        await pool.cluster.refresh()  # its probe asks the same question
+        assert [str(one) for one in pool.cluster.info().read_only] == [str(bed.members[0])]
+        assert pool.statistics().by_host == {str(bed.members[1]): 2}
+    assert entries([bed.servers[1]]) == Counter([1])
+
+
+@on_both_transports
+async def test_an_old_primary_whose_sessions_live_on_is_left_at_the_first_write_it_refuses(
+    replicated: Replicated, transport: Transport
+) -> None:
+    """C32: nothing is lost, so nothing but the refusal tells."""
+    bed = replicated
+    old, new = (str(member) for member in bed.members[:2])
+    bed.servers[0].sql("create table entries(number int not null)")
+    await trio.to_thread.run_sync(bed.catch_up, 0)
+    async with open_case(
+        bed, transport, dsn=bed.dsn(0, 1), pool_size=4, target_session_attrs="read-write", rebalance_interval=3600
+    ) as case:
+        pool = case.pool
+        await pool.ready(4)
+        assert pool.statistics().by_host == {old: 4}
+        await trio.to_thread.run_sync(bed.servers[1].promote)
+        bed.servers[0].sql("alter system set default_transaction_read_only = on", "select pg_reload_conf()")
+        await until(lambda: bed.servers[0].value("show transaction_read_only") == "on", "the old primary is fenced")
+        refused = 0
+
+        async def written() -> bool:
+            nonlocal refused
+            try:
+                await pool.transaction(write, 1)
+            except asyncpg.ReadOnlySQLTransactionError:
+                refused += 1
+                return False
+            return True
+
+        await until(written, "a write is accepted")
+        await until(lambda: pool.statistics().by_host == {new: 4}, "all have moved")
+        assert await written()
+        assert pool.statistics().connections_closed == {"read_only": 4}
+        assert 1 <= refused < 30
+    assert entries([bed.servers[1]]) == Counter([1, 1])
+
+
+@on_both_transports
+async def test_a_user_who_makes_every_session_read_only_and_asks_for_read_write_gets_none(
+    three_zones: ThreeZones, transport: Transport
+) -> None:
+    async with open_case(
+        three_zones,
+        transport,
+        rest=False,
+        pool_size=1,
+        target_session_attrs="read-write",
+        server_settings={"default_transaction_read_only": "on"},
+    ) as case:
+        with pytest.raises(ysactor.ConnectFailed, match="default_transaction_read_only is on") as caught:
+            await case.pool.fetch("SELECT 1")
+        assert caught.value.kind == "read_only"
+        assert len(case.pool.cluster.info().read_only) == 3
 
 
 async def test_two_primaries_are_not_told_apart_and_the_order_of_the_hosts_decides(replicated: Replicated) -> None:

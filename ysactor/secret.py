@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeAlias
 
+from trio.lowlevel import disable_ki_protection
+
 Plain: TypeAlias = str | bytes
 Password: TypeAlias = Plain | Callable[[], Plain | Awaitable[Plain]]
 """What the `password` option takes: text, bytes, or a function, sync or async, that returns one."""
@@ -19,6 +21,7 @@ class Secret:
     def __init__(self, value: Password) -> None:
         self._value = value
 
+    @disable_ki_protection
     async def reveal(self) -> Plain:
         """The password for one login. A callable is called each time, so that rotated passwords work.
 

@@ -70,7 +70,7 @@ class Kind(Enum):
     REJECTED = "rejected"
     """It answered, and turned the connection away."""
     READ_ONLY = "read_only"
-    """It is a standby, and a server that accepts writes was asked for."""
+    """It is a standby, or read-only by default, and a server that accepts writes was asked for."""
 
 
 class Counts(Mapping[str, int]):

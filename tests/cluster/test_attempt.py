@@ -11,11 +11,12 @@ import pytest
 import trio
 import trio.testing
 
-from ysactor.cluster.attempt import attempt
+from ysactor.cluster.attempt import ROLE, attempt
 from ysactor.cluster.messages import Failure
 from ysactor.config import Config, Tls, TlsMode
-from ysactor.driver.protocol import ConnectFailure, Phase, Session
+from ysactor.driver.protocol import ConnectFailure, NoPassword, Phase, Session
 from ysactor.errors import ConnectionLost
+from ysactor.secret import Secret
 from ysactor.servers import HostPort, Kind
 from ysactor.testing import FakeCluster, FakeDriver, FakeServer
 
@@ -49,6 +50,7 @@ async def tried(world: FakeCluster, config: Config, **options: Any) -> Session |
         (FakeServer.break_tls, Config(tls=Tls(TlsMode.REQUIRE)), Kind.REJECTED),
         (FakeServer.without_tls, Config(tls=Tls(TlsMode.REQUIRE)), Kind.REJECTED),
         (FakeServer.demote, Config(target_session_attrs="read-write"), Kind.READ_ONLY),
+        (FakeServer.close_to_writes, Config(target_session_attrs="read-write"), Kind.READ_ONLY),
     ],
 )
 async def test_trap_14_what_an_incident_makes_of_its_server(
@@ -86,9 +88,29 @@ async def test_trap_14_a_server_that_dies_during_the_role_check_is_unreachable(
 async def test_a_standby_is_taken_where_any_server_will_do(autojump_clock: trio.testing.MockClock) -> None:
     world = FakeCluster.of(1)
     world.servers[0].demote()
+    world.servers[0].close_to_writes()
 
     assert not isinstance(await tried(world, Config()), Failure)
     assert world.journal.statements() == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "detail"),
+    [
+        ({"default_transaction_read_only": "on"}, "default_transaction_read_only is on"),
+        ({"default_transaction_read_only": "off"}, None),
+        ({}, None),
+    ],
+)
+async def test_c32_read_write_asks_whether_the_very_session_accepts_writes(
+    autojump_clock: trio.testing.MockClock, settings: dict[str, str], detail: str | None
+) -> None:
+    world = FakeCluster.of(1)
+
+    result = await tried(world, Config(target_session_attrs="read-write", server_settings=settings))
+
+    assert (result.detail if isinstance(result, Failure) else None) == detail
+    assert len(world.journal.statements()) == 1
 
 
 @pytest.mark.parametrize(
@@ -120,6 +142,46 @@ async def test_trap_14_what_the_drivers_report_makes_of_its_server(
     assert isinstance(result, Failure)
     assert (result.kind, result.detail) == (kind, "why")
     assert result.error is cause or cause is None
+
+
+async def _refuse() -> str:
+    raise ConnectionRefusedError("the vault is down")
+
+
+@pytest.mark.parametrize(
+    ("function", "detail"),
+    [
+        (lambda: None, "the password function returned NoneType, not text or bytes"),
+        (lambda: ["s3cret"], "the password function returned list, not text or bytes"),
+        (lambda: len(None), "the password function raised TypeError"),  # type: ignore[arg-type]
+        (_refuse, "the password function raised ConnectionRefusedError"),
+    ],
+)
+async def test_c65_without_a_password_the_login_is_rejected_and_no_server_is_down(
+    autojump_clock: trio.testing.MockClock, function: Any, detail: str
+) -> None:
+    world = FakeCluster.of(1, password="s3cret")
+
+    result = await tried(world, Config(password=Secret(function)))
+
+    assert isinstance(result, Failure)
+    assert (result.kind, result.detail) == (Kind.REJECTED, detail)
+    assert "s3cret" not in repr(result)
+    assert world.sessions == 0
+
+
+@pytest.mark.parametrize("cause", [None, ConnectionRefusedError("the vault is down"), EOFError()])
+async def test_c65_whatever_the_cause_that_there_is_no_password_is_not_the_servers_doing(
+    cause: BaseException | None,
+) -> None:
+    class Failing(FakeDriver):
+        async def connect(self, host: HostPort, config: Config) -> Any:
+            raise NoPassword(Phase.LOGIN, "why") from cause
+
+    result = await attempt(Failing(FakeCluster.of(1)), Config(), AT, check_role=True)
+
+    assert isinstance(result, Failure)
+    assert (result.kind, result.detail) == (Kind.REJECTED, "why")
 
 
 async def test_a_bug_in_the_driver_propagates() -> None:
@@ -167,4 +229,4 @@ async def test_the_set_up_runs_after_the_role_check_on_the_open_session(autojump
 
     await tried(world, Config(target_session_attrs="read-write"), setup=setup)
 
-    assert seen == [(AT, ("SELECT pg_catalog.pg_is_in_recovery()",))]
+    assert seen == [(AT, (ROLE,))]

@@ -128,6 +128,51 @@ async def test_on_postgresql_every_mode_uses_the_hosts_in_their_order(world: Fak
             assert (client.info.mode, client.info.discovered) == ("static", False)
 
 
+async def test_what_is_being_opened_is_told_with_how_long_it_has_taken(world: FakeCluster, open_client: Any) -> None:
+    hosts = tuple(server.at for server in world.servers[:2])
+    world.servers[0].hang()
+    world.servers[1].slow(connect=3)
+    async with open_client(load_balance=LoadBalance.OFF, hosts=hosts, connect_timeout=4) as client:
+        assert client.actor.waits_for() == ""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.open)
+            await trio.sleep(2.5)
+            nursery.start_soon(client.open)
+            await trio.sleep(0.5)
+            assert client.actor.waits_for() == f"; opening to {ONE} for 3 s"  # the older of the two
+            await trio.sleep(1.5)
+            assert client.actor.waits_for() == f"; opening to {ONE} for 2 s, {TWO} for 0.5 s"
+        assert client.actor.waits_for() == ""
+
+
+async def test_while_the_first_list_is_read_that_is_what_is_waited_for(world: FakeCluster, open_client: Any) -> None:
+    world.servers[0].hang()
+    async with open_client(connect_timeout=4) as client:
+        await trio.sleep(2)
+        assert client.actor.waits_for() == "; reading the first list of servers for 2 s"
+        await trio.sleep(3)
+        assert client.actor.waits_for() == ""
+
+
+async def test_of_many_servers_that_are_being_connected_to_three_are_named(
+    world: FakeCluster, open_client: Any
+) -> None:
+    for number in range(4, 7):
+        world.add(f"10.0.0.{number}")
+    async with open_client() as client:
+        await client.actor.refresh()
+        for server in world.servers:
+            server.hang()
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(client.open)
+            await trio.sleep(1)
+            told = client.actor.waits_for()
+            nursery.cancel_scope.cancel()
+        assert told.startswith("; opening to 10.0.0.")
+        assert (told.count("for 1 s"), told.endswith(", 3 more")) == (3, True)
+
+
 async def test_c13_a_host_that_accepts_and_says_nothing_takes_only_its_own_share_of_time(
     world: FakeCluster, open_client: Any
 ) -> None:
@@ -682,6 +727,29 @@ async def test_a_probe_checks_the_role_so_a_standby_is_back_only_once_it_was_pro
         await trio.sleep(10)
         assert client.hosts("read_only") == []
         assert client.hosts("placement") == [ONE, TWO, THREE]
+
+
+async def test_c32_an_old_primary_that_was_closed_to_writes_is_left_for_the_promoted_standby(
+    world: FakeCluster, open_client: Any
+) -> None:
+    world.servers[0].close_to_writes()
+    hosts = (world.servers[0].at, world.servers[1].at)
+    async with open_client(
+        load_balance=LoadBalance.OFF,
+        hosts=hosts,
+        target_session_attrs="read-write",
+        yb_servers_refresh_interval=10,
+    ) as client:
+        assert await client.open() == TWO
+        assert (client.hosts("failed"), client.hosts("read_only")) == ([], [ONE])
+
+        await trio.sleep(25)
+        assert client.hosts("read_only") == [ONE]  # probes ask the same question
+
+        world.servers[0].open_to_writes()
+        await trio.sleep(10)
+        assert client.hosts("read_only") == []
+        assert await client.open() == ONE
 
 
 async def test_during_an_outage_discovery_is_retried_once_a_second_while_connections_are_opened(

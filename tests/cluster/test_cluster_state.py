@@ -418,10 +418,11 @@ def test_a_connection_that_opens_long_after_the_last_failure_ends_the_run_at_onc
 # What it shows
 
 
-def test_the_view_tells_the_rebalancer_where_connections_go_stay_and_are_being_opened() -> None:
+def test_the_view_tells_the_rebalancer_where_connections_go_and_stay_and_how_many_there_are() -> None:
     keys = (TopologyKey("c", "r", "z1", 1), TopologyKey("c", "r", "z2", 2))
     world = discovered(A, B, C, topology_keys=keys)
     fail(world, A.at, 0.5)
+    world.opened(place(world), 1)
     place(world)
 
     view = world.view()
@@ -429,7 +430,7 @@ def test_the_view_tells_the_rebalancer_where_connections_go_stay_and_are_being_o
     assert view.placement == {B.at}
     assert view.kept == {A.at, B.at}
     assert view.out == {A.at}
-    assert view.opening == {B.at: 1}
+    assert view.load == {B.at: 2}
 
 
 def test_the_snapshot_is_sorted_by_host_and_port_and_shows_an_unlisted_seed_as_a_bare_server() -> None:

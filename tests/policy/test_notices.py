@@ -26,7 +26,7 @@ def test_a_run_is_told_once_at_its_start() -> None:
     [
         (Kind.UNREACHABLE, "warning", "is down", "is back after 1 failure"),
         (Kind.REJECTED, "warning", "turns connections away", "takes connections again after 1 failure"),
-        (Kind.READ_ONLY, "info", "is a standby", "accepts writes"),
+        (Kind.READ_ONLY, "info", "accepts no writes: why", "accepts writes"),
     ],
 )
 def test_each_kind_has_its_own_words(kind: Kind, level: str, word: str, end: str) -> None:

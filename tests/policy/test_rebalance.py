@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ysactor.policy.placement import pick
 from ysactor.policy.rebalance import Held, Plan, plan
-from ysactor.servers import HostPort
+from ysactor.servers import HostPort, Server
 
 A, B, C = (HostPort(f"10.0.0.{n}", 5433) for n in (1, 2, 3))
 
@@ -25,15 +29,20 @@ def moves(
     placement: set[HostPort] | None = None,
     out: set[HostPort] | None = None,
     batch: int = 2,
-    opening: dict[HostPort, int] | None = None,
+    others: dict[HostPort, int] | None = None,
+    unplaced: int = 0,
 ) -> Plan:
+    """`others` are the client's connections that are not among these: being opened, or of no pool."""
+    load = Counter(others or {})
+    load.update(one.at for one in connections)
     return plan(
         connections,
         placement=kept if placement is None else placement,
         kept=kept,
         out=out or set(),
         batch=batch,
-        opening=opening,
+        load=load,
+        unplaced=unplaced,
     )
 
 
@@ -99,11 +108,151 @@ def test_levelling_moves_half_the_gap_at_most_and_no_more_than_the_batch() -> No
 
 
 def test_a_pool_that_is_filling_up_is_not_out_of_balance() -> None:
-    assert moves(held((A, "i"), (A, "i"), (A, "i")), kept={A, B}, opening={B: 2}) == Plan()
+    three = held((A, "i"), (A, "i"), (A, "i"))
+
+    assert moves(three, kept={A, B}, others={B: 2}) == Plan()
+    assert moves(three, kept={A, B}, unplaced=2) == Plan()
+    assert moves(three, kept={A, B}, unplaced=1) == moves(three, kept={A, B}, others={B: 1}) == Plan(close=(1,))
+
+
+def test_what_is_yet_to_be_placed_fills_the_quietest_up() -> None:
+    six = held(*[(A, "i")] * 6)
+
+    assert moves(six, kept={A, B, C}, others={B: 2}, unplaced=2) == Plan(close=(1, 2))
+    assert moves(six, kept={A, B, C}, others={B: 2}, unplaced=5) == Plan(close=(1,))
+    assert moves(six, kept={A, B, C}, others={B: 2}, unplaced=8) == Plan()
+    assert moves(six, kept={A, B, C}, others={B: 2}, unplaced=70) == Plan()
+
+
+def test_connections_of_no_pool_weigh_as_they_do_in_placement() -> None:
+    four = held(*[(B, "i")] * 4)
+
+    assert moves(four, kept={A, B}, others={A: 4}) == Plan(), "placement would open them on the same server again"
+    assert moves(four, kept={A, B}, others={A: 1}) == Plan(close=(1,))
+    assert moves(held((A, "i"), (B, "i")), kept={A, B}, others={A: 4}) == Plan(close=(1,))
+
+
+def test_a_server_that_the_pool_has_nothing_on_does_not_stand_in_the_way_of_its_own() -> None:
+    assert moves(held((B, "i"), (B, "i"), (C, "i")), kept={A, B, C}, others={A: 9, B: 1}) == Plan(close=(1,))
 
 
 def test_of_two_that_are_equally_busy_the_one_with_idle_connections_gives() -> None:
     assert moves(held((A, "l"), (A, "l"), (B, "i"), (B, "l")), kept={A, B, C}) == Plan(close=(3,))
+
+
+@dataclass
+class World:
+    """What levelling works in: servers that are up, the pool's connections, and others of the same client."""
+
+    placed: list[Held]
+    others: Counter[HostPort]
+    up: list[HostPort]
+    batch: int
+    chance: Random
+    unplaced: int = 0
+
+    def load(self) -> Counter[HostPort]:
+        return self.others + Counter(one.at for one in self.placed)
+
+    def place(self, count: int) -> None:
+        """Open so many of those that are missing where placement says, one after the other."""
+        servers = [Server(*at) for at in self.up]
+        for _ in range(min(count, self.unplaced)):
+            server = pick(servers, self.load().__getitem__, self.chance.choice)
+            self.placed.append(Held(FIRST + self.chance.getrandbits(60), server.at, False))
+            self.unplaced -= 1
+
+    def tick(self) -> Plan:
+        return plan(
+            self.placed,
+            placement=self.up,
+            kept={*self.up, OUT},
+            out={OUT},
+            batch=self.batch,
+            load=self.load(),
+            unplaced=self.unplaced,
+        )
+
+    def close(self, numbers: Collection[int]) -> None:
+        before = len(self.placed)
+        self.placed = [one for one in self.placed if one.number not in numbers]
+        self.unplaced += before - len(self.placed)
+
+    def move(self, *, handed_on: bool) -> list[int]:
+        """One tick: what it closes, and, where leased ones are handed from holder to holder, what levelling lacked."""
+        planned = self.tick()
+        lacking = [
+            one.number
+            for at, count in planned.level.items()
+            for one in [one for one in self.placed if one.at == at and one.leased][:count]
+        ]
+        closed = [*planned.close, *(lacking if handed_on else ())]
+        self.close(closed)
+        return closed
+
+    def spread(self) -> int:
+        load = self.load()
+        return sum(load[at] ** 2 for at in self.up)
+
+
+OUT = HostPort("10.0.0.9", 5433)
+FIRST = 1000
+"""Where the numbers begin of the connections that placement has put where they are."""
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    up = draw(st.lists(st.sampled_from([A, B, C, HostPort("10.0.0.4", 5433)]), min_size=1, unique=True))
+    anywhere = st.sampled_from([*up, OUT])
+    spec = draw(st.lists(st.tuples(anywhere, st.sampled_from("iiil")), max_size=14))
+    others = draw(st.dictionaries(anywhere, st.integers(0, 9)))
+    return World(held(*spec), Counter(others), up, draw(st.integers(1, 4)), draw(st.randoms(use_true_random=False)))
+
+
+@settings(max_examples=200)
+@given(worlds(), st.booleans())
+def test_each_connection_that_is_moved_is_placed_on_another_server_and_the_spread_gets_better(
+    world: World, handed_on: bool
+) -> None:
+    at = {one.number: one.at for one in world.placed}
+    before, known = world.spread(), set(at)
+
+    left = {at[number] for number in world.move(handed_on=handed_on)}
+    moved = world.unplaced
+    world.place(moved)
+
+    assert moved <= world.batch
+    assert not left & {one.at for one in world.placed if one.number not in known}
+    assert world.spread() <= before - 2 * moved
+
+
+@settings(max_examples=200)
+@given(worlds(), st.booleans(), st.data())
+def test_levelling_comes_to_rest_and_moves_nothing_that_placement_has_put_where_it_is(
+    world: World, handed_on: bool, data: st.DataObject
+) -> None:
+    """Whatever else ends meanwhile, a lifetime say, and however late what was closed is opened again."""
+    original = {one.number for one in world.placed}
+    for _ in range(data.draw(st.integers(0, 8), label="ticks")):
+        idle = [one.number for one in world.placed if not one.leased]
+        world.close(data.draw(st.sets(st.sampled_from(idle), max_size=3), label="expired") if idle else ())
+        assert original.issuperset(world.move(handed_on=handed_on))
+        world.place(data.draw(st.integers(0, 4), label="opened"))
+    for _ in range(len(world.placed) + 1):
+        world.place(world.unplaced)
+        moved = world.move(handed_on=handed_on)
+        assert original.issuperset(moved)
+        if not moved:
+            break
+
+    assert not world.unplaced
+    assert world.tick().close == ()
+    load = world.load()
+    least = min(load[at] for at in world.up)
+    uneven = [one for one in world.placed if one.at in world.up and load[one.at] - least >= 2]
+    busiest = max((load[one.at] for one in uneven), default=0)
+    assert all(one.leased for one in uneven if load[one.at] == busiest)
+    assert not (handed_on and uneven)
 
 
 places = st.sampled_from([A, B, C])

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import asyncpg
 import pytest
@@ -14,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import ysactor
 from ysactor import Cluster
-from ysactor.testing import FakeCluster, FakeDriver
+from ysactor.testing import FakeCluster, FakeDriver, Statement, error
 
 OpenPool = Callable[..., AbstractAsyncContextManager[ysactor.Pool]]
 
@@ -59,6 +60,19 @@ async def test_the_checkout_limit_gives_the_last_failure(world: FakeCluster, ope
         assert isinstance(caught.value.__cause__, ysactor.ConnectFailed)
         assert caught.value.__cause__.kind == "rejected"
         pool.checkin(conns[1])
+
+
+async def test_the_checkout_limit_names_what_is_being_opened_and_for_how_long(
+    world: FakeCluster, open_pool: OpenPool
+) -> None:
+    """C13: with every option at its default nothing has failed yet when the caller's time is up."""
+    world.servers[0].hang()
+    hosts = [str(server.at) for server in world.servers[:2]]
+    async with open_pool(hosts=hosts, load_balance=False) as pool:
+        with pytest.raises(ysactor.CheckoutTimeout, match=f"; opening to {hosts[0]} for 5 s"):
+            await pool.fetchval("SELECT 1")
+        await pool.ready(1)
+        assert pool.cluster.info().failed
 
 
 async def test_a_server_that_hangs_costs_one_attempt_and_is_then_avoided(
@@ -208,6 +222,41 @@ async def test_an_error_in_on_connect_fails_that_connection_and_no_server(
         assert info.failed == info.rejected == ()
         assert world.sessions == 0
         assert set(info.counts.values()) == {0}
+
+
+async def test_an_on_connect_that_is_not_async_is_told_so_and_fails_no_server(
+    world: FakeCluster, open_pool: OpenPool
+) -> None:
+    def prepare(_conn: ysactor.Connection) -> None:
+        pass
+
+    async with open_pool(on_connect=prepare) as pool:
+        with pytest.raises(ysactor.ConfigurationError) as caught:
+            await pool.fetchval("SELECT 1")
+        assert str(caught.value) == "on_connect: it must be an async function; this one returned NoneType"
+        info = pool.cluster.info()
+        assert info.failed == info.rejected == ()
+        with pytest.raises(ysactor.ConfigurationError, match="must be an async function"):
+            async with pool.cluster.connect():
+                pass
+        assert world.sessions == 0
+
+
+async def test_on_connect_is_any_callable_that_returns_what_can_be_awaited(open_pool: OpenPool) -> None:
+    seen: list[str] = []
+
+    async def prepare(name: str, conn: ysactor.Connection) -> None:
+        seen.append(name)
+        await conn.execute("SET TimeZone = 'UTC'")
+
+    class Prepares:
+        async def __call__(self, conn: ysactor.Connection) -> None:
+            await prepare("object", conn)
+
+    for hook in (lambda conn: prepare("lambda", conn), partial(prepare, "partial"), Prepares()):
+        async with open_pool(pool_size=1, on_connect=hook) as pool:
+            assert await pool.fetchval("SELECT 1") == 1
+    assert seen == ["lambda", "partial", "object"]
 
 
 async def test_thirty_openings_at_once_are_spread_evenly(world: FakeCluster, open_pool: OpenPool) -> None:
@@ -389,3 +438,59 @@ async def test_a_single_connection_ends_with_its_cluster(world: FakeCluster, sql
             await trio.sleep(1)
         assert world.sessions == 0
     assert trio.current_time() <= 4
+
+
+@pytest.mark.parametrize("met", ["loss", "error"])
+async def test_what_on_connect_meets_elsewhere_is_no_fault_of_the_server(
+    world: FakeCluster, open_pool: OpenPool, met: str
+) -> None:
+    """It asks another database, whose errors look like those of this one."""
+    other = FakeCluster.of(1)
+    asked = trio.Event()
+
+    async def slow(_: Statement) -> None:
+        asked.set()
+        await trio.sleep(10)
+
+    other.answer("CONFIG", slow if met == "loss" else error("53200", "out of memory"))
+    async with ysactor.open_pool(hosts=str(other.servers[0].at), driver=FakeDriver(other), pool_size=1) as settings:
+
+        async def prepare(_: ysactor.Connection) -> None:
+            await settings.fetchval("CONFIG")
+
+        async with open_pool(pool_size=1, on_connect=prepare) as pool:
+            if met == "loss":
+                await asked.wait()
+                other.servers[0].kill_sessions(lambda _: True)
+            with pytest.raises(ysactor.ConnectFailed, match="on_connect raised"):
+                await pool.fetchval("SELECT 1")
+            info = pool.cluster.info()
+            assert (info.failed, info.rejected) == ((), ())
+
+
+async def test_a_pool_is_not_closed_in_its_own_on_connect(open_pool: OpenPool) -> None:
+    pools: list[ysactor.Pool] = []
+
+    async def prepare(_: ysactor.Connection) -> None:
+        await pools[0].aclose()
+
+    async with open_pool(pool_size=1, on_connect=prepare) as pool:
+        pools.append(pool)
+        with trio.fail_after(60), pytest.raises(ysactor.ConnectFailed, match="its own on_connect"):
+            await pool.fetchval("SELECT 1")
+
+
+async def test_on_connect_and_password_functions_are_interrupted_at_once(open_pool: OpenPool) -> None:
+    seen: list[bool] = []
+
+    def password() -> str:
+        seen.append(trio.lowlevel.currently_ki_protected())
+        return "secret"
+
+    async def prepare(_: ysactor.Connection) -> None:
+        seen.append(trio.lowlevel.currently_ki_protected())
+
+    async with open_pool(pool_size=1, on_connect=prepare, password=password) as pool:
+        await pool.fetchval("SELECT 1")
+    assert seen
+    assert not any(seen)

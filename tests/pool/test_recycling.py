@@ -118,6 +118,69 @@ async def test_a_pool_that_is_never_idle_gets_level_too(world: FakeCluster, open
         assert set(pool.statistics().by_host.values()) == {3}
 
 
+async def test_connections_of_no_pool_do_not_keep_a_pool_moving(world: FakeCluster, open_pool: OpenPool) -> None:
+    """Placement counts them: what is moved off the servers without them would be opened there again, for ever."""
+    crowded, *others = world.servers
+    async with (
+        open_pool(pool_size=4, yb_servers_refresh_interval=10, rebalance_interval=5, max_lifetime=None) as pool,
+        trio.open_nursery() as nursery,
+    ):
+        await pool.ready(4)
+        for server in others:
+            server.crash()
+        await trio.sleep(1)
+
+        async def listen() -> None:
+            async with pool.cluster.connect():
+                await trio.sleep_forever()
+
+        for _ in range(4):
+            nursery.start_soon(listen)
+        await trio.sleep(5)
+        assert len(crowded.sessions) == 8
+        for server in others:
+            server.recover()
+        await trio.sleep(60)
+        assert pool.statistics().by_host == {str(server.at): 2 for server in others}
+        opened = pool.statistics().connections_opened
+        assert pool.statistics().connections_closed["rebalanced"] == 4
+        await trio.sleep(600)
+        assert pool.statistics().connections_closed["rebalanced"] == 4
+        assert pool.statistics().connections_opened == opened
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_levelling_has_closed_is_not_levelled_again_before_it_is_gone(
+    world: FakeCluster, open_pool: OpenPool
+) -> None:
+    """The farewell takes longer than it is to the next rebalance, and the next connection opens only after it."""
+    crowded, *others = world.servers
+    async with open_pool(
+        pool_size=6, yb_servers_refresh_interval=1, rebalance_interval=0.3, rebalance_batch=9, max_lifetime=None
+    ) as pool:
+        await pool.ready(6)
+        for server in others:
+            server.crash()
+        await trio.sleep(1)
+        await pool.ready(6)
+        crowded.hang()
+        for server in others:
+            server.recover()
+        await trio.sleep(30)
+        assert set(pool.statistics().by_host.values()) == {2}
+        assert pool.statistics().connections_closed["rebalanced"] == 4
+
+
+async def test_connections_whose_lifetime_has_ended_make_no_others_move(open_pool: OpenPool) -> None:
+    """They are closed by the very tick that levels, and placement will make good for them."""
+    async with open_pool(pool_size=60, max_lifetime=30, lifetime_jitter=30, rebalance_interval=5) as pool:
+        await pool.ready(60)
+        await trio.sleep(300)
+        closed = pool.statistics().connections_closed
+        assert closed["expired"] > 200
+        assert closed.keys() == {"expired"}
+
+
 async def test_the_preferred_zone_gets_its_connections_back_in_batches(world: FakeCluster, open_pool: OpenPool) -> None:
     """C44."""
     keys = "cloud.region.zone-1:1,cloud.region.zone-2:2"

@@ -183,6 +183,41 @@ async def test_a_standby_refuses_writes_until_it_is_promoted(cluster, connect):
     assert await session.drive(session.raw.fetchval("SHOW transaction_read_only")) == "off"
 
 
+async def test_a_server_that_is_closed_to_writes_refuses_them_but_where_a_transaction_says_otherwise(cluster, connect):
+    first = cluster.servers[0]
+    cluster.answer("INSERT INTO t VALUES (1)", None)
+    session = await connect(first)
+
+    async def run(sql):
+        return await session.drive(session.raw.execute(sql))
+
+    async def refused():
+        with pytest.raises(Exception, match="in a read-only transaction") as caught:
+            await run("INSERT INTO t VALUES (1)")
+        assert caught.value.sqlstate == "25006"
+
+    first.close_to_writes()
+
+    for name in ("transaction_read_only", "default_transaction_read_only"):
+        assert await session.drive(session.raw.fetchval(f"SHOW {name}")) == "on"
+    assert await session.drive(session.raw.fetchval("SELECT pg_catalog.pg_is_in_recovery()")) is False
+    await refused()
+    await run("BEGIN ISOLATION LEVEL READ COMMITTED")
+    await refused()
+    await run("ROLLBACK")
+    await run("BEGIN READ WRITE")
+    assert await run("INSERT INTO t VALUES (1)") == "INSERT 0 1"
+    await run("COMMIT")
+
+    first.open_to_writes()
+    assert await run("INSERT INTO t VALUES (1)") == "INSERT 0 1"
+    await run("SET default_transaction_read_only = on")
+    await refused()
+    started = await connect(first, server_settings={"default_transaction_read_only": "off"})
+    first.close_to_writes()
+    assert await started.drive(started.raw.execute("INSERT INTO t VALUES (1)")) == "INSERT 0 1"
+
+
 async def test_being_slow_takes_virtual_time(cluster, connect):
     first = cluster.servers[0]
     first.slow(connect=2, query=3)

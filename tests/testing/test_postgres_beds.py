@@ -20,6 +20,7 @@ from ysactor.testing.postgres import (
     replicated,
     three_zones,
 )
+from ysactor.testing.postgres.server import until
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,8 @@ def test_a_reset_makes_everything_as_new(zones: ThreeZones) -> None:
     zones.servers[1].freeze()
     zones.write_topology([])
     zones.servers[2].sql("create table left_over()")
-    zones.servers[2].sql("alter system set default_transaction_read_only = on")
+    zones.servers[2].sql("alter system set default_transaction_read_only = on", "select pg_reload_conf()")
+    assert until(lambda: zones.servers[2].value("show transaction_read_only") == "on", 5.0)
 
     zones.reset()
 

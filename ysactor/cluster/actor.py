@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from functools import partial
 from typing import Any, assert_never
 
 import trio
@@ -13,7 +14,7 @@ from ..config import Config
 from ..driver.protocol import Driver
 from ..policy.explain import Explanation, explain
 from ..policy.notices import Notice
-from ..servers import HostPort
+from ..servers import HostPort, Kind
 from .discovery import discover
 from .effects import ArmNotice, ArmRefresh, Effects, Log, RefreshEnded, StartDiscovery, StartProbe, StopProbe
 from .info import ClusterInfo, View
@@ -28,6 +29,7 @@ from .messages import (
     Place,
     ProbeEnded,
     ProbeOpened,
+    Recheck,
     Refresh,
     RefreshDue,
     Released,
@@ -69,6 +71,10 @@ class ClusterActor:
         """Where a new connection would go now, and why, server by server."""
         return explain(self._config, self.state.servers, self.state.failed, self.state.load)
 
+    def waits_for(self) -> str:
+        """What whoever waits for a connection waits for, to go on after another text. Empty if nothing is opened."""
+        return self.state.waits_for(trio.current_time())
+
     async def refresh(self) -> None:
         """Refresh now; returns when the discovery and the probes have ended, whatever came of them.
 
@@ -76,6 +82,11 @@ class ClusterActor:
         `actor.Ended` when the actor has ended.
         """
         await self.ref.call(Refresh)
+
+    async def recheck(self, at: HostPort) -> bool:
+        """Probe a server that has not failed; whether it turns out to accept no writes. Otherwise as `refresh`."""
+        await self.ref.call(partial(Recheck, at))
+        return self.state.failed.get(at) is Kind.READ_ONLY
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -136,6 +147,10 @@ class _Loop:
                     ticket, effects = self.state.refresh_asked(now)
                     self._waiting[ticket] = reply
                     self._perform(effects)
+                case Recheck(at, reply):
+                    ticket, effects = self.state.recheck_asked(at)
+                    self._waiting[ticket] = reply
+                    self._perform(effects)
                 case Opened(reservation, reply):
                     self._perform(self.state.opened(reservation, now))
                     reply.offer(None)
@@ -167,7 +182,9 @@ class _Loop:
         replies: list[Reply[Any]] = [place.reply for place in self._parked]
         replies += self._waiting.values()
         match self._served:
-            case Place(_, reply) | Refresh(reply) | Opened(_, reply) | Released(_, Reply() as reply):
+            case (
+                Place(_, reply) | Refresh(reply) | Recheck(_, reply) | Opened(_, reply) | Released(_, Reply() as reply)
+            ):
                 replies.append(reply)
             case _:
                 pass

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import trio
 
 from ..config import Config
-from ..driver.protocol import ConnectFailure, Driver, Phase, Session
+from ..driver.protocol import ConnectFailure, Driver, NoPassword, Phase, Session
 from ..errors import ConnectionLost
 from ..policy.classify import classify, connect_kind, is_drivers, sqlstate_of
 from ..servers import HostPort, Kind
@@ -22,7 +22,11 @@ from .messages import Failure
 Setup: TypeAlias = Callable[[Session], Awaitable[None]]
 """What is done on a new session before anybody uses it."""
 
-ROLE = "SELECT pg_catalog.pg_is_in_recovery()"
+ROLE = (
+    "SELECT pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('transaction_read_only') AS read_only"
+)
+"""Whether the session accepts writes, as libpq's and asyncpg's `read-write` have it: a primary whose transactions are
+read-only by default accepts none either. No operator and no cast is in it that a search_path could replace."""
 
 
 async def attempt(
@@ -30,8 +34,10 @@ async def attempt(
 ) -> Session | Failure:
     """Open a session, or say how that failed. Takes `connect_timeout` seconds at most.
 
-    `check_role`: turn a standby away where `target_session_attrs` asks for a server that accepts writes. `setup` runs
-    after that. What it raises counts as the server's doing if it is a lost connection or a server's error.
+    `check_role`: turn the server away where `target_session_attrs` asks for one that accepts writes and a transaction
+    of the new session would be read-only, whatever makes it so: the server, its database, the user's settings there,
+    or what `server_settings` says itself. `setup` runs after that. What it raises counts as the server's doing if it
+    is a lost connection or a server's error.
 
     Cancelled, or with anything else raised by `setup` or by a bug in the driver, it leaves nothing open, raises that,
     and nothing is known of the server.
@@ -65,6 +71,8 @@ async def _attempt(
 
 def _unopened(error: ConnectFailure) -> Failure:
     cause = error.__cause__
+    if isinstance(error, NoPassword):
+        return Failure(Kind.REJECTED, error if cause is None else cause, str(error))
     # Without a server's answer it is the socket, unless the driver names another reason: a login it does not speak.
     socket = cause is None or isinstance(cause, OSError) or classify(cause) == "connection_lost"
     kind = connect_kind(error.phase, error.sqlstate, socket=socket)
@@ -73,14 +81,18 @@ def _unopened(error: ConnectFailure) -> Failure:
 
 async def _role(session: Session) -> Failure | None:
     try:
-        standby = await session.drive(session.raw.fetchval(ROLE))
+        role = await session.drive(session.raw.fetchrow(ROLE))
     except Exception as error:
         if not is_drivers(error):
             raise
         return _after_login(error)
-    if not standby:
+    if role["standby"]:
+        detail = "it is in recovery"
+    elif role["read_only"] == "on":
+        detail = "default_transaction_read_only is on"
+    else:
         return None
-    return Failure(Kind.READ_ONLY, ConnectFailure(Phase.SETUP, "the server is in recovery"), "")
+    return Failure(Kind.READ_ONLY, ConnectFailure(Phase.SETUP, detail), detail)
 
 
 async def _set_up(session: Session, setup: Setup) -> Failure | None:

@@ -30,7 +30,8 @@ class ClusterInfo:
     failed: tuple[Server, ...]
     """The servers that are down: they could not be connected to, and no connection to them has opened since."""
     read_only: tuple[Server, ...]
-    """The standbys that `target_session_attrs` turned away."""
+    """The servers that `target_session_attrs` turned away because they accept no writes: standbys, and those where
+    `default_transaction_read_only` is on."""
     rejected: tuple[Server, ...]
     """The servers that answered, and failed a connection otherwise."""
     counts: Counts
@@ -49,5 +50,6 @@ class View:
     """Where connections stay: `ClusterInfo.allowed`."""
     out: frozenset[HostPort]
     """The servers that have failed, of whatever kind."""
-    opening: Mapping[HostPort, int]
-    """How many connections are being opened to each server."""
+    load: Mapping[HostPort, int]
+    """How many connections this client has, being opened or open, on each server of `placement`: what placement goes
+    by. A pool's are among them, and those that are no pool's."""

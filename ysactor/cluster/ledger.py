@@ -22,7 +22,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._last = 0
-        self._pending: dict[int, HostPort] = {}
+        self._pending: dict[int, tuple[HostPort, float]] = {}
         self._open: dict[int, HostPort] = {}
         self._pending_at = Counter[HostPort]()
         self._open_at = Counter[HostPort]()
@@ -38,19 +38,20 @@ class Ledger:
         self._last += 1
         return self._last
 
-    def reserve(self, server: Server) -> Reservation:
-        """Count a connection that is about to be opened."""
+    def reserve(self, server: Server, now: float = 0.0) -> Reservation:
+        """Count a connection that is about to be opened, from `now` on."""
         number, at = self.next_number(), server.at
-        self._pending[number] = at
+        self._pending[number] = at, now
         self._pending_at[at] += 1
         self._quietest.moved(at, 1)
         return Reservation(number, server)
 
     def opened(self, reservation: Reservation) -> bool:
         """A reserved connection is open. False: it was not reserved any more, and nothing changes."""
-        at = self._pending.pop(reservation.number, None)
-        if at is None:
+        pending = self._pending.pop(reservation.number, None)
+        if pending is None:
             return False
+        at, _ = pending
         _less(self._pending_at, at)
         self._open[reservation.number] = at
         self._open_at[at] += 1
@@ -58,9 +59,10 @@ class Ledger:
 
     def give_back(self, reservation: Reservation) -> bool:
         """A reserved connection will not be. False: it was not reserved any more."""
-        at = self._pending.pop(reservation.number, None)
-        if at is None:
+        pending = self._pending.pop(reservation.number, None)
+        if pending is None:
             return False
+        at, _ = pending
         _less(self._pending_at, at)
         self._quietest.moved(at, -1)
         return True
@@ -87,9 +89,12 @@ class Ledger:
             self._quietest = Quietest(servers, self.load)
         return self._quietest.servers
 
-    def opening(self) -> dict[HostPort, int]:
-        """The connections being opened, by server."""
-        return dict(self._pending_at)
+    def under_way(self) -> dict[HostPort, float]:
+        """Since when a connection has been being opened, by server: the oldest of each, the oldest first."""
+        since: dict[HostPort, float] = {}
+        for at, began in self._pending.values():
+            since.setdefault(at, began)
+        return since
 
     def counts(self, servers: tuple[Server, ...]) -> Counts:
         """Open connections by server; these servers are in it even when they have none."""

@@ -105,6 +105,14 @@ class Refresh:
     reply: Reply[None]
 
 
+@dataclass(frozen=True, slots=True)
+class Recheck:
+    """Probe this server, though it has not failed: it has refused a write. Answered when that probe has ended."""
+
+    at: HostPort
+    reply: Reply[None]
+
+
 # Events
 
 
@@ -185,6 +193,7 @@ class NoticeDue:
 ClusterMessage: TypeAlias = (
     Place
     | Refresh
+    | Recheck
     | Opened
     | OpenFailed
     | GaveUp

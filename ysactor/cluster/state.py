@@ -24,6 +24,9 @@ from .messages import Discovered, Failure, Listing, NoListing, NotYugabyte, Nowh
 from .refreshes import RefreshClock, RefreshTickets
 from .runs import Runs
 
+_SHOWN = 3
+"""How many servers a text names that are being connected to."""
+
 
 class ClusterState:
     """The whole truth about the cluster, as this client knows it."""
@@ -77,7 +80,7 @@ class ClusterState:
         server = self._first_choice(choose) if not tried else self._next_choice(tried, choose)
         if server is None:
             return Nowhere(fallback.refusal(self._config, self._servers)), effects
-        return self._ledger.reserve(server), effects
+        return self._ledger.reserve(server, now), effects
 
     def _first_choice(self, choose: Chooser) -> Server | None:
         """As `_next_choice` for one that has tried nothing, which is nearly every one: it looks at no server again."""
@@ -129,6 +132,15 @@ class ClusterState:
         """Somebody asked for a refresh now: a ticket, for which `RefreshEnded` comes, at once or later."""
         effects = self._refresh(now)
         ticket, ended = self._tickets.issue(self._discovering, self._probes.items())
+        return ticket, (*effects, *ended)
+
+    def recheck_asked(self, at: HostPort) -> tuple[int, Effects]:
+        """Somebody doubts that a server is what it was: a probe, and a ticket for its end."""
+        effects: Effects = ()
+        if at not in self._probes:
+            self._probes[at] = self._ledger.next_number()
+            effects = (StartProbe(at, self._probes[at]),)
+        ticket, ended = self._tickets.issue(False, [(at, self._probes[at])])
         return ticket, (*effects, *ended)
 
     def discovery_ended(self, result: Discovered, now: float) -> Effects:
@@ -254,7 +266,20 @@ class ClusterState:
         """Where connections should be."""
         places = fallback.places(self._config, self._servers, self._records)
         kept = fallback.kept(self._config, self._servers, self._records)
-        return View(frozenset(server.at for server in places), kept, frozenset(self._records), self._ledger.opening())
+        load = {(at := server.at): self._ledger.load(at) for server in places}
+        return View(frozenset(load), kept, frozenset(self._records), load)
+
+    def waits_for(self, now: float) -> str:
+        """What a connection is waited for, in words that go on after others: "; opening to 10.0.0.1:5433 for 5 s".
+
+        Empty if nothing is being opened.
+        """
+        if not self.ready:
+            return f"; reading the first list of servers for {round(now - self._clock.started, 1):g} s"
+        opening = [f"{at} for {round(now - since, 1):g} s" for at, since in self._ledger.under_way().items()]
+        more = len(opening) - _SHOWN
+        shown = [*opening[:_SHOWN], f"{more} more"] if more > 0 else opening
+        return f"; opening to {', '.join(shown)}" if shown else ""
 
     def info(self) -> ClusterInfo:
         """The snapshot for people."""

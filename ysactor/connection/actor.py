@@ -23,6 +23,7 @@ from .messages import (
     Close,
     ConnectionEvent,
     ConnectionMessage,
+    Doubted,
     Ended,
     Lost,
     Opened,
@@ -31,6 +32,7 @@ from .messages import (
     Settled,
     Undo,
     Unlisten,
+    WriteRefused,
 )
 from .record import ROLE, SYNC
 from .wording import unlisten
@@ -161,6 +163,9 @@ async def _serve(
                     record.end("its listeners could not be taken off in time")
                     return "unsettled"
                 _free(record, pool, inbox)
+            case WriteRefused():
+                if config.target_session_attrs == "read-write":
+                    pool.cast(Doubted(record.number))
             case Close(reason):
                 return reason
             case Lost(reason):

@@ -26,7 +26,7 @@ class Holding:
 
     __slots__ = (
         *("_begin", "_ears", "_ended_by_hand", "_failure", "_half_sent", "_lease", "_listeners", "_live"),
-        *("_patience", "_record", "_role_changed", "_savepoints", "_unsure"),
+        *("_patience", "_reads_only", "_record", "_role_changed", "_savepoints", "_unsure"),
     )
 
     def __init__(self, record: Record, patience: float) -> None:
@@ -42,6 +42,8 @@ class Holding:
         """Whether the holder has sent a COMMIT or ROLLBACK since the transaction began."""
         self._half_sent = False
         """Whether the server may be waiting for more of the last call's statement."""
+        self._reads_only = False
+        """Whether the holder has asked for the transaction that it is in to be read-only."""
         self._role_changed = False
         """Whether the next holder would act as somebody else."""
         self._savepoints = 0
@@ -179,6 +181,8 @@ class Holding:
                 # asyncpg gave up in the middle of the server's answer, of which that to BEGIN is the beginning.
                 begin.carried_out = True
         elif is_servers(error):
+            if not self._reads_only:
+                self._record.doubt(error)
             self._half_sent = False
             if begin is not None and in_transaction:
                 self._begin = None

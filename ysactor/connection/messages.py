@@ -31,6 +31,11 @@ class Unlisten:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteRefused:
+    """The server says that the transaction is read-only (25006), and the holder did not ask for one that is."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Say goodbye to the server and end."""
 
@@ -45,7 +50,7 @@ class Lost:
     reason: str
 
 
-ConnectionMessage: TypeAlias = Settle | Undo | Unlisten | Close | Lost
+ConnectionMessage: TypeAlias = Settle | Undo | Unlisten | WriteRefused | Close | Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,13 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubted:
+    """Its server has refused a write, and may not be the one that was asked for any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The socket is gone. The actor has ended."""
 
@@ -78,4 +90,4 @@ class Ended:
     reason: str
 
 
-ConnectionEvent: TypeAlias = Opened | OpenFailed | Settled | Ended
+ConnectionEvent: TypeAlias = Opened | OpenFailed | Settled | Doubted | Ended

@@ -15,7 +15,7 @@ import trio
 
 from ..driver.protocol import Status
 from ..errors import CommitOutcomeUnknown, ConnectionLost, Error, PoolClosed
-from .messages import Lost, Undo, Unlisten
+from .messages import Lost, Undo, Unlisten, WriteRefused
 
 if TYPE_CHECKING:
     from ..actor import Ref
@@ -32,6 +32,10 @@ SYNC = "SHOW transaction_read_only"
 
 ROLE = "RESET SESSION AUTHORIZATION; RESET ROLE"
 """Makes the session act as the user that logged in."""
+
+
+READ_ONLY = "25006"
+"""The transaction is read-only: the SQLSTATE of every write on a standby, for example."""
 
 
 class Place(Enum):
@@ -81,6 +85,7 @@ class Record:
         "lease",
         "marked",
         "number",
+        "opener",
         "opening",
         "place",
         "pool_closed",
@@ -102,6 +107,8 @@ class Record:
         self.opening = trio.CancelScope()
         """Around the opening alone, and there before the actor runs: a pool that closes stops it before it has begun.
         An opening that it comes too late for is over, and the connection is closed as one that is open."""
+        self.opener: trio.lowlevel.Task | None = None
+        """The task that is in `on_connect`. (actor)"""
         self.session: Session | None = None
         """Set by the actor, once."""
         self.reservation: Reservation | None = None
@@ -157,6 +164,11 @@ class Record:
         if self.gate is None:
             self.gate = trio.Event()
         self.ref.cast(work)
+
+    def doubt(self, error: Exception) -> None:
+        """To be called with an error of a call that did not ask for a read-only transaction. No checkpoint."""
+        if getattr(error, "sqlstate", None) == READ_ONLY:
+            self.ref.cast(WriteRefused())
 
     def owe_role(self) -> None:
         """To be called at the end of a lease that changed the role: no later holder acts as somebody else."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,29 +50,50 @@ class Preparation:
 
     async def _call(self, hook: Callable[[Any], Awaitable[None]], record: Record, session: Session) -> None:
         record.session = session
+        record.opener = trio.lowlevel.current_task()
         conn = _Unserved(record, self._patience)
         try:
-            await hook(conn)
+            await _run_hook(hook, conn)
             await conn.finish()
             record.role_is_hooks = conn._role_changed
         except Exception as error:
-            if isinstance(error, ConnectionLost) or sqlstate_of(error) is not None:
+            if isinstance(error, HookFailed):
                 raise
-            raise HookFailed(session.host, error) from error
+            # What another pool met, say, is not this server's doing, though it may look the same.
+            if isinstance(error, ConnectionLost):
+                is_servers = error is conn.met or session.status is Status.CLOSED
+            else:
+                is_servers = error is conn.met and sqlstate_of(error) is not None
+            if is_servers:
+                raise
+            raise HookFailed.of(session.host, error) from error
         finally:
+            conn.met = None  # its traceback holds this frame
             conn._end()
-            record.session = None
+            record.session = record.opener = None
+
+
+@trio.lowlevel.disable_ki_protection
+async def _run_hook(hook: Callable[[Any], Awaitable[None]], conn: Connection) -> None:
+    """The user's code is interrupted anywhere, as all of the user's is."""
+    done = hook(conn)
+    # It may be any callable that returns something to await, which shows only now.
+    if not inspect.isawaitable(done):
+        raise HookFailed.not_async(done)
+    await done
 
 
 class _Unserved(Connection):
     """The connection while it is in `on_connect`: no actor serves it yet, so what a call or a block leaves there is put
     right in the same task, before the next call or at the end."""
 
-    __slots__ = ("_owed",)
+    __slots__ = ("_owed", "met")
 
     def __init__(self, record: Record, patience: float) -> None:
         super().__init__(record, patience)
         self._owed: list[str] = []
+        self.met: Exception | None = None
+        """The last error that a call on this connection raised."""
 
     async def finish(self) -> None:
         """Make it ready for its first holder. Raises `Error` if the hook left it in a state that nobody may have."""
@@ -115,4 +137,8 @@ class _Unserved(Connection):
         except BaseException:
             call.close()
             raise
-        return await super()._run(call, timeout, writes_first)
+        try:
+            return await super()._run(call, timeout, writes_first)
+        except Exception as error:
+            self.met = error
+            raise

@@ -56,11 +56,12 @@ class Transaction:
     actor rolls back, and the connection's next call waits for that.
     """
 
-    __slots__ = ("_begin", "_conn", "_is_block", "_savepoint", "_state", "was_ended")
+    __slots__ = ("_begin", "_conn", "_is_block", "_reads_only", "_savepoint", "_state", "was_ended")
 
     def __init__(self, conn: Holding, isolation: str | None, readonly: bool, deferrable: bool) -> None:
         self._conn = conn
         self._begin = begin_statement(isolation, readonly, deferrable)
+        self._reads_only = readonly
         self._savepoint: str | None = None
         self._state: Literal["new", "started", "ended"] = "new"
         self._is_block = False
@@ -89,6 +90,7 @@ class Transaction:
             await trio.lowlevel.checkpoint_if_cancelled()
             conn._failure = None
             conn._ended_by_hand = False
+            conn._reads_only = self._reads_only
             conn._begin = Preface(self._begin)
         self._state = "started"
         if self._savepoint is None:
@@ -231,6 +233,8 @@ class Transaction:
         if self._state != "started":
             raise Error("this transaction is not started" if self._state == "new" else "this transaction has ended")
         self._state = "ended"
+        if self._savepoint is None:
+            self._conn._reads_only = False
 
     async def _or_owe(self, sql: str) -> None:
         try:

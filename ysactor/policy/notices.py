@@ -56,7 +56,7 @@ _STARTS: Mapping[Kind, tuple[Level, str]] = {
     ),
     Kind.READ_ONLY: (
         "info",
-        "server {at} is a standby, and connections are to accept writes; it is left out until it is promoted",
+        "server {at} accepts no writes: {detail}; it is left out until it does",
     ),
 }
 _ENDS: Mapping[Kind, str] = {

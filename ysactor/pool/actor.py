@@ -6,21 +6,32 @@ connections that open, end or have been settled, and of time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from random import Random
 from typing import TYPE_CHECKING, assert_never, cast
 
 import trio
 
+from ..actor import Ended as ActorEnded
 from ..actor import Inbox, Ref, open_mailbox, send_after
 from ..connection.actor import run_connection
-from ..connection.messages import Close, ConnectionEvent, ConnectionMessage, Ended, Opened, OpenFailed, Settled
+from ..connection.messages import (
+    Close,
+    ConnectionEvent,
+    ConnectionMessage,
+    Doubted,
+    Ended,
+    Opened,
+    OpenFailed,
+    Settled,
+)
 from ..connection.record import Place, Record
 from ..connection.setup import Preparation
 from ..errors import Error, PoolClosed
 from ..policy.rebalance import Held, plan
 from .ledger import Ledger
-from .messages import CloseLeased, PoolMessage, RebalanceDue, RefillDue, ShrinkDue, Wanted
+from .messages import CloseLeased, FoundReadOnly, PoolMessage, RebalanceDue, RefillDue, ShrinkDue, Wanted
 from .pause import Pause
 from .statistics import Tally
 
@@ -28,6 +39,10 @@ if TYPE_CHECKING:
     from ..cluster.actor import ClusterActor
     from ..config import Config
     from ..driver.protocol import Driver
+    from ..servers import HostPort
+
+_RECHECK_REST = 1.0
+"""Seconds after which a server that refuses writes is probed once more, if it was found to accept them."""
 
 
 class PoolActor:
@@ -60,6 +75,7 @@ class PoolActor:
         self._pause = Pause()
         self._is_paused = False
         self._shrink_due = False
+        self._doubted: set[HostPort] = set()
         self.ledger.line.set_alarm = self._set_alarm
 
     @trio.lowlevel.enable_ki_protection
@@ -112,6 +128,10 @@ class PoolActor:
                 # What follows every message is all there is to do for those who wait.
                 if leaves and not (self.ledger.idle or self.ledger.waiting):
                     self._refill(at_least=1)
+            case Doubted(number):
+                self._doubt(number)
+            case FoundReadOnly(at):
+                self._retire(at, "read_only")
             case RefillDue():
                 self._is_paused = False
             case RebalanceDue():
@@ -195,6 +215,32 @@ class PoolActor:
             self.tally.closed[reason] += 1
         self._announce()
 
+    # --- servers that accept no writes any more ----------------------------------------------------------------------
+
+    def _doubt(self, number: int) -> None:
+        """Have the server of this connection looked at again: by one probe at a time, and not at once again."""
+        record = self.ledger.find(number)
+        if record is not None and record.at is not None and record.at not in self._doubted:
+            self._doubted.add(record.at)
+            self._nursery.start_soon(self._recheck, record.at, name=f"ysactor.pool.recheck[{record.at}]")
+
+    @trio.lowlevel.enable_ki_protection
+    async def _recheck(self, at: HostPort) -> None:
+        try:
+            if await self.cluster.recheck(at):
+                self.ref.cast(FoundReadOnly(at))
+            await trio.sleep(_RECHECK_REST)
+        except ActorEnded:
+            return  # the cluster has ended, and so will this in a moment
+        finally:
+            self._doubted.discard(at)
+
+    def _retire(self, at: HostPort, reason: str) -> None:
+        """Close the connections to a server: those that are leased as they come back."""
+        for record in list(self.ledger):
+            if record.at == at and not self.ledger.close_idle(record.number, reason) and record.marked is None:
+                record.marked = reason
+
     # --- recycling and moving ----------------------------------------------------------------------------------------
 
     def _rebalance(self) -> None:
@@ -207,13 +253,17 @@ class PoolActor:
             if r.at is not None and r.place in (Place.IDLE, Place.LEASED)
         ]
         view = self.cluster.view()
+        load = Counter(view.load)
+        # The cluster counts these where they are until their sockets are gone; what follows them goes elsewhere.
+        load.subtract(r.at for r in ledger if r.place is Place.CLOSING and r.at is not None)
         moves = plan(
             held,
             placement=view.placement,
             kept=view.kept,
             out=view.out,
             batch=self.config.rebalance_batch,
-            opening=view.opening,
+            load=load,
+            unplaced=max(0, ledger.min_size - ledger.total),
         )
         self._mark(moves.unmark, False)
         self._mark(moves.mark, True)

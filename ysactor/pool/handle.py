@@ -246,8 +246,12 @@ class Pool:
         """Close: no new checkouts, `shutdown_timeout` seconds for leases to come back, then their holders are ended.
 
         Their blocks are cancelled and raise `PoolClosed`. Returns when every socket is closed, whatever the servers
-        do. Cancelled, it gives leases no more time. Closing again waits for the first to end.
+        do. Cancelled, it gives leases no more time. Closing again waits for the first to end. Raises `Error` in the
+        pool's own `on_connect`, for whose end it would wait.
         """
+        task = trio.lowlevel.current_task()
+        if any(record.opener is task for record in self._ledger):
+            raise Error("a pool cannot be closed in its own on_connect: it would wait for that to end")
         if self._closing:
             await self._closed.wait()
             return
@@ -309,6 +313,7 @@ class Pool:
         except ConnectionLost as loss:
             raise record.told(loss) from loss.__cause__
         except Exception as error:
+            record.doubt(error)
             if is_half_sent(error):
                 record.owe_sync()
             raise
@@ -392,7 +397,8 @@ class Pool:
 
     def _situation(self) -> str:
         s = self.statistics()
-        return f"{s.size} connections: {s.idle} idle, {s.leased} leased, {s.opening} opening; {s.waiting} in line"
+        text = f"{s.size} connections: {s.idle} idle, {s.leased} leased, {s.opening} opening; {s.waiting} in line"
+        return text + self._actor.cluster.waits_for()
 
     def _settling(self) -> int:
         return sum(record.settling for record in self._ledger)

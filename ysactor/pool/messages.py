@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..connection.messages import ConnectionEvent
+from ..servers import HostPort
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,15 @@ class ShrinkDue:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundReadOnly:
+    """A server that had refused a write was probed, and accepts none."""
+
+    at: HostPort
+
+
+@dataclass(frozen=True, slots=True)
 class CloseLeased:
     """The pool is closing, and has waited long enough: end every lease that is still out."""
 
 
-PoolMessage: TypeAlias = ConnectionEvent | Wanted | RefillDue | RebalanceDue | ShrinkDue | CloseLeased
+PoolMessage: TypeAlias = ConnectionEvent | Wanted | RefillDue | RebalanceDue | ShrinkDue | FoundReadOnly | CloseLeased

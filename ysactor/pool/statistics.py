@@ -41,8 +41,9 @@ class PoolStatistics:
     openings_failed: int
     connections_closed: Mapping[str, int]
     """By reason: ``lost`` (the server ended it), ``socket_timeout``, ``expired`` (`max_lifetime`), ``idle``
-    (`idle_timeout`), ``rebalanced``, ``in_transaction`` (given back inside one), ``busy`` (given back in a call),
-    ``unsettled`` (not usable within `cancel_timeout`), ``discarded``, ``pool_closed``."""
+    (`idle_timeout`), ``rebalanced``, ``read_only`` (its server accepts no writes any more), ``in_transaction`` (given
+    back inside one), ``busy`` (given back in a call), ``unsettled`` (not usable within `cancel_timeout`),
+    ``discarded``, ``pool_closed``."""
     transactions_committed: int
     """Of `pool.transaction`, as the three after it; blocks of `conn.transaction()` are not counted."""
     transactions_rolled_back: int

@@ -8,6 +8,7 @@ one, that of its query string, or one of its own.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, assert_never
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 State: TypeAlias = Literal["active", "idle", "idle in transaction", "idle in transaction (aborted)"]
 """As pg_stat_activity calls them."""
+
+
+_ACCESS = re.compile(r"\bread\s+(only|write)\b", re.IGNORECASE)
+_YES = frozenset({"on", "true", "yes", "1"})
 
 
 class Gone(Exception):
@@ -77,14 +82,26 @@ class Executor:
         assert self._transaction is not None, "bug: every statement runs in a transaction"
         self._transaction.notifications.append((channel, payload))
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether a transaction that begins without saying so is read-only: default_transaction_read_only."""
+        own = self.settings.get("default_transaction_read_only")
+        return self.server.is_read_only if own is None else own.lower() in _YES
+
     def setting(self, name: str) -> str | None:
         """The value SHOW gives, None if there is no such parameter."""
-        if name in ("transaction_read_only", "default_transaction_read_only", "in_hot_standby"):
-            read_only = self.server.is_standby or (
-                name == "transaction_read_only" and self._transaction is not None and self._transaction.read_only
-            )
-            return "on" if read_only and name != "default_transaction_read_only" else self.settings.get(name) or "off"
-        return self.server.cluster.server_version if name == "server_version" else self.settings.get(name)
+        match name:
+            case "default_transaction_read_only":
+                return _on_or_off(self.is_read_only)
+            case "transaction_read_only":
+                own = self._transaction is not None and self._transaction.read_only
+                return _on_or_off(self.server.is_standby or own)
+            case "in_hot_standby":
+                return _on_or_off(self.server.is_standby)
+            case "server_version":
+                return self.server.cluster.server_version
+            case _:
+                return self.settings.get(name)
 
     # The data, for scripted statements.
 
@@ -189,7 +206,7 @@ class Executor:
         match kind:
             case Command.BEGIN:
                 if self._transaction is None or self._transaction.kind != "block":
-                    self._begin("block", read_only="read only" in tidy(rest).lower())
+                    self._begin("block", rest)
                 return Result(tag="START TRANSACTION" if rest.lower().startswith("transaction ") else "BEGIN")
             case Command.COMMIT:
                 return self._end_block()
@@ -208,12 +225,14 @@ class Executor:
             case _:
                 assert_never(kind)
 
-    def _begin(self, kind: Kind, *, read_only: bool = False) -> None:
+    def _begin(self, kind: Kind, modes: str = "") -> None:
         before = self._transaction
         changes = Changes(self.server.cluster.table) if before is None else before.changes
         if before is None:
             self.settings.begin()
-        self._transaction = Transaction(changes, kind, read_only)
+        access = _ACCESS.search(modes)
+        is_read_only = self.is_read_only if access is None else access[1].lower() == "only"
+        self._transaction = Transaction(changes, kind, is_read_only)
 
     def _end_block(self) -> Result:
         if self._transaction is None:
@@ -262,6 +281,10 @@ class Executor:
         if self._transaction is None or self._transaction.kind != "block":
             raise error("25P01", f"{what} can only be used in transaction blocks")
         return self._transaction
+
+
+def _on_or_off(value: bool) -> str:
+    return "on" if value else "off"
 
 
 def _aborted() -> Exception:

@@ -84,6 +84,8 @@ class FakeServer:
         self.condition = Condition.UP
         self.is_standby = False
         """Whether pg_is_in_recovery() is true and writes give 25006."""
+        self.is_read_only = False
+        """Whether default_transaction_read_only is on: a transaction that does not begin READ WRITE refuses writes."""
         self.max_connections: int | None = None
         """Past this many sessions a login is turned away with 53300."""
         self.connect_delay = 0.0
@@ -160,6 +162,14 @@ class FakeServer:
         """It accepts writes."""
         self.is_standby = False
 
+    def close_to_writes(self) -> None:
+        """default_transaction_read_only is turned on, as to fence an old primary. Sessions stay open."""
+        self.is_read_only = True
+
+    def open_to_writes(self) -> None:
+        """default_transaction_read_only is off again."""
+        self.is_read_only = False
+
     def slow(self, *, connect: float | None = None, query: float | None = None, cancel: float | None = None) -> None:
         """How long a login, each statement, and a cancel request take, in (virtual) seconds; what is left out stays."""
         self.connect_delay = self.connect_delay if connect is None else connect
@@ -167,7 +177,7 @@ class FakeServer:
         self.cancel_delay = self.cancel_delay if cancel is None else cancel
 
     def recover(self) -> None:
-        """It is up, fast, and takes logins and TLS again. It stays a standby if it is one."""
+        """It is up, fast, and takes logins and TLS again. It stays a standby or read-only if it is."""
         self._become(Condition.UP)
         self.rejection = None
         self.tls = "offered"

@@ -171,6 +171,15 @@ def _in_recovery(m: Match) -> Result:
     return _one("pg_is_in_recovery", m.session.server.is_standby)
 
 
+@_knows(
+    rf"select {_SCHEMA}pg_is_in_recovery\(\) as standby, "
+    rf"{_SCHEMA}current_setting\('transaction_read_only'\) as read_only"
+)
+def _role(m: Match) -> Result:
+    read_only = m.session.setting("transaction_read_only")
+    return Result.of([{"standby": m.session.server.is_standby, "read_only": read_only}])
+
+
 @_knows(rf"select {_SCHEMA}pg_backend_pid\(\)")
 def _pid(m: Match) -> Result:
     return _one("pg_backend_pid", m.session.pid)

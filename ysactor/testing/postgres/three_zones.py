@@ -18,9 +18,11 @@ from ysactor.testing.postgres.threads import off_thread
 from ysactor.testing.postgres.topology import Placement, ServerRow
 
 # Undoes what a test did to a server that lives on. ALTER SYSTEM must be a message of its own, outside a transaction.
+# The session that cleans learns of its own reload some time later, and may be read-only until then.
 CLEAN = (
     "alter system reset all",
     "select pg_reload_conf()",
+    "set default_transaction_read_only = off",
     "drop schema if exists public cascade; create schema public; grant all on schema public to public",
 )
 
