@@ -179,6 +179,7 @@ def test_a_number_no_clock_could_bear_is_refused_or_kept_exactly(name: str) -> N
         ("load_balance", None),
         ("load_balance", "only primary"),
         ("target_session_attrs", "primary"),
+        ("target_session_attrs", "READ-WRITE"),
         ("target_session_attrs", None),
         ("on_connect", "function"),
         ("on_connect", lambda: None),
@@ -262,9 +263,17 @@ class TestHosts:
         assert of(hosts="a,b:2", port=9).hosts == (("a", 9), ("b", 2))
 
     def test_a_dsn_in_the_wrong_place_is_not_echoed(self) -> None:
-        (problem,) = problems(hosts="postgresql://app:SENTINEL-42@h/db")
+        dsn = "postgresql://app:SENTINEL-42@h,i/db"
+        for hosts in (dsn, [dsn], ["a", f" {dsn}"]):
+            assert problems(hosts=hosts) == (
+                "hosts: it takes hosts, and this holds a DSN: give a DSN as the first argument",
+            )
 
-        assert "SENTINEL" not in problem
+    @pytest.mark.parametrize("hosts", ["db:abc", "db:", ["[::1]:0"], [("db", "5433")]])
+    def test_a_port_that_is_none_is_what_the_error_is_about(self, hosts: object) -> None:
+        (problem,) = problems(hosts=hosts)
+
+        assert problem.startswith("hosts: expected each host's port to be an integer from 1 to 65535, not ")
 
 
 class TestTopologyKeys:
@@ -403,6 +412,24 @@ class TestServerSettings:
         (problem,) = problems(server_settings=settings)
 
         assert problem.startswith("server_settings: ")
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"x": "SENTINEL-42", "work_mem": 4}, "work_mem takes text"),
+            ({"x": "SENTINEL-42", "geqo": "SENTINEL-42\0"}, "geqo takes text"),
+            ({"x": "SENTINEL-42", "SENTINEL-42": "y"}, "one of the names is none that a parameter can have"),
+            ({"x": "SENTINEL-42", 5: "y"}, "one of the names is none that a parameter can have"),
+            ([("x", "SENTINEL-42")], "expected a mapping"),
+            ("x=SENTINEL-42", "expected a mapping"),
+        ],
+    )
+    def test_no_value_is_shown_but_the_name_it_stands_under(self, settings: object, words: str) -> None:
+        (problem,) = problems(server_settings=settings)
+
+        assert problem.startswith("server_settings: ")
+        assert words in problem
+        assert "SENTINEL" not in problem
 
     @pytest.mark.parametrize("twice", ["application_name", "Application_Name", "statement_timeout"])
     def test_what_has_an_option_of_its_own_is_not_given_twice(self, twice: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 import ysactor
 from ysactor import cli
+from ysactor.testing.postgres import PostgresNotFound, find
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,6 +36,17 @@ def test_programs_compile_and_name_what_exists(page: Path) -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ysactor":
                 assert hasattr(ysactor, node.attr), f"ysactor.{node.attr}"
+
+
+def test_the_program_for_real_servers_does_what_it_says() -> None:
+    try:
+        find()
+    except PostgresNotFound:
+        pytest.skip("no PostgreSQL was found")
+    (program,) = [
+        text for text in blocks(ROOT / "docs" / "guide" / "testing.md", "python") if "open_three_zones" in text
+    ]
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
 
 
 def test_the_readmes_two_commands_are_what_the_project_installs() -> None:

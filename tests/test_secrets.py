@@ -628,7 +628,7 @@ BAD: dict[str, Any] = {
     "ssl_root_cert": 5,
     "ssl_server_name": "",
     "asyncpg_options": {RIGHT: RIGHT, "statement_cache_size": RIGHT, "password": RIGHT},
-    "server_settings": {"work_mem": 5},
+    "server_settings": {"work_mem": 5, "my.key": RIGHT},
     "on_connect": 5,
     "prepare_on_connect": f"SELECT '{RIGHT}'",
     "topology_keys": 5,
@@ -653,6 +653,13 @@ async def test_a_bad_option_shows_no_secret(bad: str, opens: Callable[..., Any],
                 async with made:
                     pass
         search.error(bad, caught.value)
+
+
+async def test_a_dsn_given_as_the_driver_is_not_quoted() -> None:
+    with pytest.raises(ysactor.ConfigurationError) as caught:
+        async with ysactor.open_pool(driver=f"postgresql://u:{RIGHT}@h/d"):  # type: ignore[arg-type]
+            pass
+    assert str(caught.value) == "driver: expected 'native', 'trio_asyncio' or a driver, not that (not shown)"
 
 
 DSNS = (
@@ -693,7 +700,8 @@ def test_a_bad_dsn_is_not_shown_by_pool_or_command(dsn: str, search: Search, cap
 
 
 @pytest.mark.parametrize(
-    "shape", ["{}", "x" * 60 + "{}@host", "{}" + "x" * 60 + "@" + "y" * 60, "-----BEGIN {} KEY-----"]
+    "shape",
+    ["{}", "x" * 60 + "{}@host", "{}" + "x" * 60 + "@" + "y" * 60, "-----BEGIN {} KEY-----", "host=h Password = {}"],
 )
 def test_what_looks_like_a_secret_in_the_wrong_place_is_not_quoted(shape: str, search: Search) -> None:
     """A DSN, or a key instead of the path to it, is refused without a piece of it, however long it is."""

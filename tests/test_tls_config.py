@@ -239,10 +239,30 @@ class TestFiles:
         dsn = f"postgresql://h?sslmode=require&sslcert={certificate}&sslkey={locked}"
 
         assert tls(f"{dsn}&sslpassword=SENTINEL-42").mode is REQUIRE
-        for wrong in ("", "&sslpassword=SENTINEL-43"):
-            (problem,) = problems(dsn + wrong)
-            assert problem.startswith("sslcert: ")
+        start = "sslkey: what the DSN gives cannot be used: it is no key in PEM, or "
+        assert problems(dsn) == (f"{start}it is encrypted and sslpassword is not given",)
+        assert problems(f"{dsn}&sslpassword=SENTINEL-43") == (f"{start}sslpassword is not its password",)
+
+    def test_of_certificate_and_key_the_one_that_cannot_be_used_is_named(
+        self, ca: trustme.CA, client_files: tuple[str, str], tmp_path: Path
+    ) -> None:
+        certificate, key = client_files
+        other, garbage, missing = tmp_path / "other.key", tmp_path / "garbage.pem", tmp_path / "missing.pem"
+        ca.issue_cert(common_name="another").private_key_pem.write_to_path(other)
+        garbage.write_text("SENTINEL-42")
+
+        for cert, its_key, words in (
+            (certificate, other, "sslkey: what the DSN gives cannot be used: KEY_VALUES_MISMATCH"),
+            (certificate, garbage, "sslkey: what the DSN gives cannot be used: it is no key in PEM"),
+            (certificate, missing, "sslkey: what the DSN gives cannot be used: No such file or directory"),
+            (garbage, key, "sslcert: what the DSN gives cannot be used: "),
+            (missing, key, "sslcert: what the DSN gives cannot be used: No such file or directory"),
+        ):
+            (problem,) = problems(f"postgresql://h?sslmode=require&sslcert={cert}&sslkey={its_key}")
+            assert problem.startswith(words)
             assert "SENTINEL" not in problem
+        (problem,) = problems(f"postgresql://h?sslmode=require&sslcert={certificate}")
+        assert problem.endswith("it holds no key, or one that cannot be read: name the key's file with sslkey")
 
     def test_a_revocation_list_is_checked(self, ca: trustme.CA, ca_file: str, tmp_path: Path) -> None:
         # Without a list of this CA's nothing can be shown to be unrevoked.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -97,8 +99,36 @@ def test_where_nothing_listens_every_host_says_so(capsys: pytest.CaptureFixture[
 def test_a_server_that_says_nothing_is_waited_for_no_longer_than_allowed(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
-        assert main(["check", f"postgresql://u@127.0.0.1:{port}/d?load_balance=true", "--timeout", "0.3"]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "No connection: none was open after 0.3 s"
+        argv = ["check", f"postgresql://u@127.0.0.1:{port}/d", "--timeout", "0.3"]
+        assert main([*argv, "--load-balance", "true"]) == 1
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[-1] == "No connection: none was open after 0.3 s"
+        assert shown[3].endswith("not known: there was no answer before the time was over")
+        assert main([*argv, "--json"]) == 1
+    (server,) = told(capsys)["servers"]  # type: ignore[misc]
+    assert (server["state"], server["candidate"], server["reason"]) == ("?", None, "not known")
+
+
+def test_a_server_that_opens_and_then_says_nothing_is_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if the check's time is over before it has said how many sessions it has."""
+    welcome = b"R\0\0\0\x08\0\0\0\0" + b"S\0\0\0\x18server_version\x0017.0\0" + b"Z\0\0\0\x05I"
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                held.append(listener.accept()[0])
+                held[-1].recv(1000)
+                held[-1].sendall(welcome)
+
+    held: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Thread(target=serve, args=[silent], daemon=True).start()
+        argv = ["check", f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/d", "--timeout", "0.5", "--json"]
+        main(argv)
+        for client in held:
+            client.close()
+    (server,) = told(capsys)["servers"]  # type: ignore[misc]
+    assert (server["state"], server["candidate"], server["sessions"]) == ("up", True, None)
 
 
 @pytest.fixture(scope="module")

@@ -86,6 +86,13 @@ SEED = Server("seed", 5433)
         (SEED, found([], {SEED: UP}, source="off"), "yes: the first host that works"),
         (
             SEED,
+            found([], {}, source="off"),
+            "?      -         -          not known: there was no answer before the time was over",
+        ),
+        (A, found([A, B], {B: UP}, load_balance=True), "not known: there was no answer before the time was over"),
+        (B, found([A, B], {B: UP}, load_balance=True), "  yes"),
+        (
+            SEED,
             found([], {SEED: DOWN}, source="off"),
             "as the last resort, since every host has failed: Connection refused",
         ),
@@ -98,7 +105,7 @@ SEED = Server("seed", 5433)
                 hosts=["seed", "other"],
                 target_session_attrs="read-write",
             ),
-            "no: it is a standby, and target_session_attrs asks for a server that accepts writes",
+            "no: it accepts no writes, and target_session_attrs asks for a server that does",
         ),
     ],
 )
@@ -112,7 +119,7 @@ def test_every_server_has_its_reason(server: Server, findings: Findings, end: st
         (UP, "up"),
         (DOWN, "down"),
         (REJECTED, "rejected"),
-        (STANDBY, "standby"),
+        (STANDBY, "read-only"),
         (Visit(seconds=0.1, standby=True), "standby"),
         (Visit(), "?"),
     ],

@@ -17,6 +17,14 @@ LEAST_VISIT = 1.0
 
 _SECRET = re.compile(r"\S*(://|@).*|password\s*=.*", re.IGNORECASE | re.DOTALL)
 _UNKNOWN = "unrecognized arguments: "
+_KNOWN = frozenset(f"--{name.replace('_', '-')}" for name in OPTIONS)
+
+_REPEATING: Sequence[tuple[re.Pattern[str], str]] = (
+    (re.compile(r"(?<=: )ignored explicit argument .*", re.DOTALL), "takes no value"),
+    (re.compile(r"(?<=: )invalid choice: .*(?= \(choose from )", re.DOTALL), "invalid choice"),
+    (re.compile(r"^ambiguous option: .*(?= could match )", re.DOTALL), "ambiguous option: that (not shown)"),
+)
+"""argparse's sentences that repeat what was typed, and what is said instead: any of it may be a password."""
 
 CHECKED: Sequence[tuple[str, str]] = (
     ("user", "NAME"),
@@ -39,9 +47,12 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         before, unknown, values = message.partition(_UNKNOWN)
         if unknown:
-            # Of these nobody knows what they are: an option's name at most is shown, which says what to correct.
-            names = [value.partition("=")[0] for value in values.split() if value.startswith("-")]
+            # Of these nobody knows what they are, and a password may begin with a dash: what is shown is the library's
+            # own names, which are no options of this command.
+            names = [name for value in values.split() if (name := value.partition("=")[0]) in _KNOWN]
             message = f"{before}{unknown}{' '.join(names) or '(not shown)'}"
+        for repeating, instead in _REPEATING:
+            message = repeating.sub(instead, message)
         shown = " ".join(_SECRET.sub("(not shown)", message).split())
         print(f"{self.prog}: {shown}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(BAD_INPUT)

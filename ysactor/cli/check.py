@@ -68,7 +68,7 @@ async def _visit(config: Config, at: HostPort, visits: dict[HostPort, Visit]) ->
     visit = UNVISITED
     try:
         async with open_cluster_of(alone, None, Random()) as cluster, cluster.connect() as conn:
-            visit = Visit(seconds=trio.current_time() - began)
+            visits[at] = visit = Visit(seconds=trio.current_time() - began)
             row = await conn.fetchrow(_LOOK)
             visit = replace(visit, standby=row["standby"], sessions=int(row["sessions"]))
     except ConnectFailed as failure:

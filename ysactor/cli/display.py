@@ -19,7 +19,7 @@ from .view import ServerView, View
 EVENTS = 7
 """How many of the newest events are shown."""
 _BARS = "▁▂▃▄▅▆▇█"
-_STATES = {"up": "green", "down": "bold red", "rejected": "bold yellow", "standby": "cyan"}
+_STATES = {"up": "green", "down": "bold red", "rejected": "bold yellow", "standby": "cyan", "read-only": "cyan"}
 _WEIGHTS = {"plain": "", "good": "green", "bad": "red"}
 
 

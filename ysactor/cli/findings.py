@@ -69,7 +69,7 @@ class Findings:
         return self.visits.get(server.at, UNVISITED)
 
     def state(self, server: Server) -> str:
-        """``up``, ``standby``, ``down``, ``rejected``, or ``?`` for one that was not dialled in time."""
+        """``up``, ``standby``, ``read-only``, ``down``, ``rejected``, or ``?`` if it had not answered in time."""
         visit = self.visit(server)
         if visit.kind is not None:
             return _STATES[visit.kind]
@@ -77,12 +77,14 @@ class Findings:
             return "standby"
         return "?" if visit.seconds is None else "up"
 
-    def is_candidate(self, finding: Finding) -> bool:
-        """Whether a new connection may go there now."""
-        return finding.reason in _YES
+    def is_candidate(self, finding: Finding) -> bool | None:
+        """Whether a new connection may go there now; None if that hangs on an answer that did not come in time."""
+        if finding.reason not in _YES:
+            return False
+        return None if self.state(finding.server) == "?" else True
 
 
-_STATES = {Kind.UNREACHABLE: "down", Kind.REJECTED: "rejected", Kind.READ_ONLY: "standby"}
+_STATES = {Kind.UNREACHABLE: "down", Kind.REJECTED: "rejected", Kind.READ_ONLY: "read-only"}
 _YES = frozenset({Reason.TAKEN, Reason.BUSIER, Reason.SEED_TAKEN, Reason.SEED_LAST_RESORT})
 _TAKES: Mapping[LoadBalance, str] = {
     LoadBalance.ONLY_PRIMARY: "takes primaries only",
@@ -93,17 +95,19 @@ _TAKES: Mapping[LoadBalance, str] = {
 _KINDS: Mapping[Kind, str] = {
     Kind.UNREACHABLE: "it could not be reached",
     Kind.REJECTED: "it turned the connection away",
-    Kind.READ_ONLY: "it is a standby, and target_session_attrs asks for a server that accepts writes",
+    Kind.READ_ONLY: "it accepts no writes, and target_session_attrs asks for a server that does",
 }
 
 
 def why(findings: Findings, finding: Finding) -> str:
     """Whether a new connection would go to a server, and why, in words."""
+    if findings.is_candidate(finding) is None:
+        return "not known: there was no answer before the time was over"
     return _WHY[finding.reason](findings, finding)
 
 
 def _taken(findings: Findings, _: Finding) -> str:
-    tied = len(findings.explanation.taken)
+    tied = sum(findings.state(server) != "?" for server in findings.explanation.taken)
     return "yes" if tied == 1 else f"yes: one of {tied} that tie, at random"
 
 
@@ -238,7 +242,7 @@ def as_json(findings: Findings) -> dict[str, Any]:
                 "sessions": findings.visit(finding.server).sessions,
                 "seconds": findings.visit(finding.server).seconds,
                 "candidate": findings.is_candidate(finding),
-                "reason": finding.reason.value,
+                "reason": "not known" if findings.is_candidate(finding) is None else finding.reason.value,
                 "why": why(findings, finding),
             }
             for finding in explanation.findings

@@ -107,6 +107,6 @@ def state_names(info: ClusterInfo) -> dict[Server, str]:
     """The servers that are out, and in what way."""
     return {
         **dict.fromkeys(info.rejected, "rejected"),
-        **dict.fromkeys(info.read_only, "standby"),
+        **dict.fromkeys(info.read_only, "read-only"),
         **dict.fromkeys(info.failed, "down"),
     }

@@ -175,7 +175,7 @@ class _Reading:
         try:
             found = read(value)
         except Invalid as invalid:
-            self.problems.append(f"hosts: expected {invalid} (in the DSN)")
+            self.problems.append(f"hosts: {invalid.reason or f'expected {invalid}'} (in the DSN)")
             return
         # As in libpq, hosts of the query string take the places, and so the ports, of those before the path.
         own = [seed.port for seed in before] * (len(found) if len(before) == 1 else 1) + [None] * len(found)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from ..servers import HostPort
 from .readers import Invalid, elements, encodable, is_integer
@@ -15,6 +15,8 @@ HOST = (
     "in a list, or as one string with commas between"
 )
 PORT = "an integer from 1 to 65535"
+_ITS_PORT = f"each host's port to be {PORT}"
+_DSN = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
 _PORT = re.compile(r"[0-9]{1,5}")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9_.~-]+)?")
 _BRACKETED = re.compile(r"\[([^\[\]]+)\](?::(.*))?", re.DOTALL)
@@ -36,6 +38,8 @@ Ports: TypeAlias = int | tuple[int | None, ...]
 def seeds(value: object) -> tuple[Seed, ...]:
     """The `hosts` option: one string, or a sequence of strings and pairs."""
     items = value.split(",") if isinstance(value, str) else elements(value)
+    if any(isinstance(item, str) and _DSN.match(item) for item in items or ()):
+        raise Invalid(reason="it takes hosts, and this holds a DSN: give a DSN as the first argument")
     if items is None:
         raise Invalid(HOST)
     if not items:
@@ -99,7 +103,7 @@ def _seed(item: object) -> Seed:
         return _seed_text(item)
     match elements(item):
         case [str(host), port]:
-            return Seed(check_host(_unbracketed(host.strip())), one_port(port))
+            return Seed(check_host(_unbracketed(host.strip())), _its_port(one_port, port))
         case _:
             raise Invalid(HOST)
 
@@ -113,9 +117,16 @@ def _seed_text(item: str) -> Seed:
         address, port = match.groups()
         if not _is_ipv6(address):
             raise Invalid(HOST)
-        return Seed(address, None if port is None else port_text(port))
+        return Seed(address, None if port is None else _its_port(port_text, port))
     name, colon, port = item.partition(":")
-    return Seed(check_host(name), port_text(port) if colon else None)
+    return Seed(check_host(name), _its_port(port_text, port) if colon else None)
+
+
+def _its_port(read: Callable[[Any], int], given: object) -> int:
+    try:
+        return read(given)
+    except Invalid:
+        raise Invalid(_ITS_PORT) from None
 
 
 def _unbracketed(host: str) -> str:

@@ -14,6 +14,7 @@ from .readers import Invalid, Reader, encodable, integer, seconds
 
 _SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)*")
 _SETTINGS = "a mapping of parameter names to text; write numbers and truth values as the server reads them: '4MB', 'on'"
+_TEXT = "text without NUL; write numbers and truth values as the server reads them: '4MB', 'on'"
 _RESERVED_SETTINGS: Mapping[str, str] = MappingProxyType(
     {
         "user": "user is an option of its own",
@@ -25,16 +26,19 @@ _RESERVED_SETTINGS: Mapping[str, str] = MappingProxyType(
 
 
 def server_settings(value: object) -> Mapping[str, str]:
-    """More run-time parameters. Values are text and nothing else: True would be sent as a word nobody chose."""
+    """More run-time parameters. Values are text and nothing else: True would be sent as a word nobody chose.
+
+    Of what is wrong only a name is ever shown, and none that could not be one.
+    """
     if not isinstance(value, Mapping):
         raise Invalid(_SETTINGS)
     settings: dict[str, str] = {}
     folded: set[str] = set()
     for name, setting in cast("Mapping[object, object]", value).items():
-        if not isinstance(name, str) or not isinstance(setting, str) or not encodable(setting):
-            raise Invalid(_SETTINGS)
-        if not _SETTING.fullmatch(name):
-            raise Invalid(_SETTINGS)
+        if not isinstance(name, str) or not _SETTING.fullmatch(name):
+            raise Invalid(f"{_SETTINGS}; one of the names is none that a parameter can have")
+        if not isinstance(setting, str) or not encodable(setting):
+            raise Invalid(reason=f"{name} takes {_TEXT}")
         if (reason := _RESERVED_SETTINGS.get(name.lower())) is not None:
             raise Invalid(reason=reason)
         if name.lower() in folded:

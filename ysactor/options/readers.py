@@ -18,7 +18,7 @@ Reader: TypeAlias = Callable[[object], Any]
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _INFINITE = frozenset({"inf", "infinity"})
-_UNQUOTABLE = re.compile(r"://|@|-----BEGIN")
+_UNQUOTABLE = re.compile(r"://|@|-----BEGIN|password\s*=", re.IGNORECASE)
 
 
 class Invalid(Exception):

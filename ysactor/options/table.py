@@ -73,7 +73,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "statement_timeout": Option(statement_timeout, parse_number),
         "socket_timeout": Option(seconds(zero=False, limitless=True), parse_number),
         "application_name": Option(text(empty=True)),
-        "server_settings": Option(passthrough.server_settings, None),
+        "server_settings": Option(passthrough.server_settings, None, secret=True),
         "asyncpg_options": Option(passthrough.asyncpg_options, None, secret=True),
         "on_connect": Option(readers.on_connect, None),
         "prepare_on_connect": Option(readers.statements, None, secret=True),

@@ -155,7 +155,7 @@ def _mode_of(wanted: TlsOption) -> TlsMode:
 
 
 def _context(mode: TlsMode, given: Mapping[str, Given], report: Callable[[str, str], None]) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = _empty()
     context.check_hostname = mode is TlsMode.VERIFY_FULL
     context.verify_mode = ssl.CERT_REQUIRED if mode in _VERIFYING else ssl.CERT_NONE
     lowest = given.get("ssl_min_protocol_version")
@@ -186,16 +186,43 @@ def _load_identity(context: ssl.SSLContext, given: Mapping[str, Given], report: 
         if key is not None:
             report("sslkey", "a key needs a certificate: sslcert")
         return
-    keyfile = None if key is None else key.value
+    # By itself first: of the two together OpenSSL does not say which it could not read.
+    if not _load("sslcert", certificate, report, lambda: _empty().load_verify_locations(cafile=certificate.value)):
+        return
     # Without a function OpenSSL would ask for the password on the terminal.
     secret = "" if password is None else password.value
-    _load("sslcert", certificate, report, lambda: context.load_cert_chain(certificate.value, keyfile, lambda: secret))
+    if key is None:
+        unread = "it holds no key, or one that cannot be read: name the key's file with sslkey"
+        _load(
+            "sslcert",
+            certificate,
+            report,
+            lambda: context.load_cert_chain(certificate.value, None, lambda: secret),
+            unread,
+        )
+        return
+    unread = "it is no key in PEM, or " + (
+        "it is encrypted and sslpassword is not given" if password is None else "sslpassword is not its password"
+    )
+    _load("sslkey", key, report, lambda: context.load_cert_chain(certificate.value, key.value, lambda: secret), unread)
 
 
-def _load(name: str, given: Given, report: Callable[[str, str], None], load: Callable[[], None]) -> None:
+def _empty() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _load(
+    name: str, given: Given, report: Callable[[str, str], None], load: Callable[[], None], unread: str | None = None
+) -> bool:
+    """Whether it could be loaded. `unread` is said where OpenSSL gives no reason."""
     try:
         load()
     except (OSError, ValueError) as error:
         # OpenSSL's reason is one of its own words, never a piece of the file.
-        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
+        reason: str | None = getattr(error, "reason", None)
+        if isinstance(error, ssl.SSLError) and reason is None:
+            reason = unread
+        reason = reason or getattr(error, "strerror", None) or type(error).__name__
         report(name, f"{given} cannot be used: {reason}")
+        return False
+    return True
