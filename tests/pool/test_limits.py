@@ -41,7 +41,7 @@ async def test_what_is_no_number_of_seconds_is_refused_and_harms_nothing(
                 pytest.fail("it is not valid")
 
 
-@pytest.mark.parametrize("limit", [None, math.inf])
+@pytest.mark.parametrize("limit", [None, math.inf, pytest.param(10**400, id="10**400")])
 async def test_no_limit_is_no_limit(open_pool: OpenPool, limit: float | None) -> None:
     async with open_pool(pool_size=1) as pool, pool.acquire(timeout=limit) as conn:
         await conn.execute("SELECT pg_sleep(1000)", timeout=limit)

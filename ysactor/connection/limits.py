@@ -16,4 +16,7 @@ def seconds(value: float | None, name: str = "timeout") -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise ConfigurationError([f"{name}: must be a number of seconds, 0 or more, or None; got {value!r}"])
-    return None if value == math.inf else value
+    try:
+        return None if float(value) == math.inf else value
+    except OverflowError:  # a whole number beyond all floats
+        return None
