@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
@@ -13,7 +12,7 @@ from trio.lowlevel import checkpoint, checkpoint_if_cancelled, enable_ki_protect
 
 from ..connection.handle import Connection
 from ..connection.limits import seconds
-from ..connection.record import Place, Record, at_least_one, is_half_sent
+from ..connection.record import Record, at_least_one, is_half_sent
 from ..connection.wording import Deed, deed_of
 from ..errors import (
     CheckoutTimeout,
@@ -25,7 +24,7 @@ from ..errors import (
 )
 from .lease import Acquire
 from .messages import CloseLeased, Wanted
-from .statistics import PoolStatistics
+from .statistics import PoolStatistics, snapshot
 from .transactions import Attempts, run
 
 if TYPE_CHECKING:
@@ -206,36 +205,7 @@ class Pool:
 
     def statistics(self) -> PoolStatistics:
         """A snapshot, without waiting and without asking any server."""
-        ledger, tally, config = self._ledger, self._actor.tally, self._actor.config
-        by_host: Counter[str] = Counter()
-        draining = settling = 0
-        for record in ledger:
-            if record.place is Place.IDLE or record.place is Place.LEASED:
-                by_host[str(record.at)] += 1
-                draining += record.marked == "rebalanced" and record.place is Place.LEASED
-                settling += record.settling
-        return PoolStatistics(
-            size=min(max(config.min_size, ledger.total), config.max_size),
-            idle=ledger.idle,
-            leased=ledger.leased,
-            opening=ledger.opening_count,
-            waiting=ledger.waiting,
-            draining=draining,
-            settling=settling,
-            closing=ledger.closing,
-            by_host=dict(by_host),
-            checkouts=ledger.leases,
-            checkout_timeouts=tally.checkout_timeouts,
-            checkouts_cancelled=tally.checkouts_cancelled,
-            checkouts_refused=tally.checkouts_refused,
-            connections_opened=tally.connections_opened,
-            openings_failed=tally.openings_failed,
-            connections_closed=dict(tally.closed),
-            transactions_committed=tally.transactions_committed,
-            transactions_rolled_back=tally.transactions_rolled_back,
-            transactions_retried=tally.transactions_retried,
-            commits_unknown=tally.commits_unknown,
-        )
+        return snapshot(self._ledger, self._actor.tally, self._actor.config)
 
     @property
     def cluster(self) -> Cluster:

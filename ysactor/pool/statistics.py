@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..connection.record import Place
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from .ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +74,36 @@ class Tally:
     transactions_retried: int = 0
     commits_unknown: int = 0
     closed: Counter[str] = field(default_factory=Counter[str])
+
+
+def snapshot(ledger: Ledger, tally: Tally, config: Config) -> PoolStatistics:
+    """What they say now."""
+    by_host: Counter[str] = Counter()
+    draining = settling = 0
+    for record in ledger:
+        if record.place is Place.IDLE or record.place is Place.LEASED:
+            by_host[str(record.at)] += 1
+            draining += record.marked == "rebalanced" and record.place is Place.LEASED
+            settling += record.settling
+    return PoolStatistics(
+        size=min(max(config.min_size, ledger.total), config.max_size),
+        idle=ledger.idle,
+        leased=ledger.leased,
+        opening=ledger.opening_count,
+        waiting=ledger.waiting,
+        draining=draining,
+        settling=settling,
+        closing=ledger.closing,
+        by_host=dict(by_host),
+        checkouts=ledger.leases,
+        checkout_timeouts=tally.checkout_timeouts,
+        checkouts_cancelled=tally.checkouts_cancelled,
+        checkouts_refused=tally.checkouts_refused,
+        connections_opened=tally.connections_opened,
+        openings_failed=tally.openings_failed,
+        connections_closed=dict(tally.closed),
+        transactions_committed=tally.transactions_committed,
+        transactions_rolled_back=tally.transactions_rolled_back,
+        transactions_retried=tally.transactions_retried,
+        commits_unknown=tally.commits_unknown,
+    )
