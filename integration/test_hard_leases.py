@@ -13,7 +13,7 @@ import trio
 import ysactor
 from integration.scenario import Case, Transport, on_both_transports, open_case, until, watched
 from ysactor.driver.protocol import Status
-from ysactor.testing.postgres import PostgresServer, SharedData
+from ysactor.testing.postgres import PostgresServer, SharedData, ThreeZones
 
 pytestmark = [watched, on_both_transports]
 
@@ -366,6 +366,29 @@ async def test_the_role_that_on_connect_chose_is_every_holders(
         assert pool.statistics().connections_opened == opened, "what changes no role costs nothing"
 
 
+@pytest.mark.parametrize("how", ["block", "by hand"])
+async def test_a_role_is_never_the_next_holders_where_a_roll_back_is_owed(
+    tenants: PostgresServer, transport: Transport, how: str
+) -> None:
+    """It was set before the transaction, so the actor's ROLLBACK does not undo it."""
+    async with open_case(tenants, transport, pool_size=1) as case:
+        before = await case.pool.fetchval(WHO)
+        with trio.CancelScope() as scope:
+            async with case.pool.acquire() as conn:
+                await conn.execute("SET ROLE tenant")
+                transaction = conn.transaction()
+                if how == "block":
+                    async with transaction:
+                        await conn.fetchval("SELECT 1")
+                        scope.cancel()
+                        await trio.lowlevel.checkpoint()
+                await transaction.start()
+                await conn.fetchval("SELECT 1")
+                scope.cancel()
+                await transaction.rollback()
+        assert await case.pool.fetchval(WHO) == before
+
+
 @pytest.mark.parametrize("sql", ["DISCARD ALL", "DEALLOCATE ALL"])
 @pytest.mark.parametrize("through", ["lease", "pool"])
 async def test_statements_that_one_holder_threw_away_are_prepared_anew_for_the_next(
@@ -414,9 +437,7 @@ async def test_a_copys_time_out_that_begin_has_used_up_is_a_time_out(
                     pass
 
 
-# --- listeners --------------------------------------------------------------------------------------------------------
-
-
+# --- listeners -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("undone", ["LISTEN", "UNLISTEN"])
 async def test_a_listen_that_was_cancelled_does_not_stay_on_the_server(
     server: PostgresServer, transport: Transport, undone: str
@@ -454,3 +475,102 @@ async def test_a_listener_is_added_again_after_its_transaction_was_rolled_back(
 
 def _hear(_conn: ysactor.Connection, _pid: int, _channel: str, _payload: str) -> None:
     pass
+
+
+# --- on_connect ------------------------------------------------------------------------------------------------------
+async def test_a_copy_that_fails_in_on_connect_is_over_at_once(server: PostgresServer, transport: Transport) -> None:
+    async def broken() -> AsyncIterator[tuple[int]]:
+        yield (1,)
+        raise KeyError
+
+    async def prepare(conn: ysactor.Connection) -> None:
+        with pytest.raises(KeyError):
+            await conn.copy_records_to_table("kept", records=broken())
+
+    async with open_case(server, transport, pool_size=1, on_connect=prepare, connect_timeout=30) as case:
+        with trio.fail_after(10):
+            assert await case.pool.fetchval("SELECT 1") == 1
+        assert rows(server) == 0
+
+
+async def test_a_connection_that_is_lost_in_on_connect_is_opened_elsewhere(
+    three_zones: ThreeZones, transport: Transport
+) -> None:
+    bed = three_zones
+    first, second = bed.servers[:2]
+
+    async def prepare(conn: ysactor.Connection) -> None:
+        if conn.server.port == first.port and conn.server.host == first.host:
+            await kill(first, conn)
+        await conn.fetchval("SELECT 1")
+
+    options = {"dsn": bed.dsn(0, 1), "load_balance": False, "rest": False}
+    async with open_case(bed, transport, pool_size=1, on_connect=prepare, **options) as case:
+        assert await case.pool.fetchval("SELECT 1") == 1
+        assert list(case.pool.statistics().by_host) == [f"{second.host}:{second.port}"]
+
+
+async def test_a_listener_that_on_connect_could_not_take_off_is_taken_off(
+    server: PostgresServer, transport: Transport
+) -> None:
+    async def prepare(conn: ysactor.Connection) -> None:
+        await conn.add_listener("news", _hear)
+        with suppress(asyncpg.InFailedSQLTransactionError):
+            async with conn.transaction():
+                with pytest.raises(asyncpg.DivisionByZeroError):
+                    await conn.fetchval("SELECT 1 / 0")
+                await conn.remove_listener("news", _hear)
+
+    async with open_case(server, transport, pool_size=1, on_connect=prepare) as case:
+        assert await case.pool.fetch("SELECT pg_listening_channels()") == []
+
+
+# --- and more of what was half sent, or ended by hand ----------------------------------------------------------------
+async def test_what_follows_an_error_of_this_side_is_bounded_by_the_calls_time_out(
+    server: PostgresServer, transport: Transport
+) -> None:
+    async with open_case(server, transport, pool_size=1) as case, case.pool.acquire() as conn:
+
+        def broken(_: object) -> str:
+            server.freeze()
+            raise ValueError
+
+        await conn.set_type_codec("json", schema="pg_catalog", encoder=broken, decoder=str)
+        try:
+            with trio.fail_after(3), pytest.raises(asyncpg.DataError):
+                await conn.fetchval("SELECT $1::json", {}, timeout=0.5)
+        finally:
+            server.thaw()
+        assert await conn.fetchval("SELECT 1") == 1
+
+
+async def test_a_statement_may_be_prepared_without_a_name(server: PostgresServer, transport: Transport) -> None:
+    async with open_case(server, transport, pool_size=1) as case, case.pool.acquire() as conn:
+        statement = await conn.prepare("SELECT 42", name="")
+        assert await statement.fetchval() == 42
+        transaction = conn.transaction()
+        await transaction.start()
+        with pytest.raises(asyncpg.DivisionByZeroError):
+            await conn.fetchval("SELECT 1 / 0")
+        end = await conn.prepare("ROLLBACK")
+        await end.fetch()
+        with pytest.raises(ysactor.TransactionEnded):
+            await transaction.commit()
+
+
+async def test_a_text_that_commits_and_then_fails_is_not_run_again(
+    server: PostgresServer, transport: Transport
+) -> None:
+    runs = 0
+    fails = "DO $$ BEGIN RAISE EXCEPTION 'again' USING errcode = '40001'; END $$"
+
+    async def fn(conn: ysactor.Connection) -> None:
+        nonlocal runs
+        runs += 1
+        await conn.execute("INSERT INTO kept VALUES ($1)", runs)
+        await conn.execute(f"COMMIT; BEGIN; {fails}")
+
+    async with open_case(server, transport, pool_size=1) as case:
+        with pytest.raises(ysactor.TransactionEnded):
+            await case.pool.transaction(fn)
+        assert (runs, rows(server)) == (1, 1)

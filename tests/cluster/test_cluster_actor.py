@@ -1112,3 +1112,17 @@ async def test_a_snapshot_before_the_first_discovery_shows_the_seeds(world: Fake
         assert info.placement == (Server("zzz", 5433),)
         assert (info.mode, info.discovered) == ("discovering", False)
         assert info.counts == {"aaa:5433": 0, "zzz:5433": 0}
+
+
+async def test_a_server_that_is_only_looked_at_again_and_is_full_has_not_failed(
+    world: FakeCluster, open_client: Any
+) -> None:
+    async with open_client(target_session_attrs="read-write") as client:
+        await client.open()
+        world.servers[0].max_connections = 0
+        assert not await client.actor.recheck(world.servers[0].at)
+        assert (client.hosts("failed"), client.hosts("rejected"), client.hosts("read_only")) == ([], [], [])
+        world.servers[0].max_connections = None
+        world.servers[0].close_to_writes()
+        assert await client.actor.recheck(world.servers[0].at)
+        assert client.hosts("read_only") == [ONE]

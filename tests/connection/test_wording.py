@@ -36,6 +36,8 @@ ROLLBACK = Deed(ends=True)
         ("SELECT set_config('app.tenant', 'role', false)", None),
         ("SET LOCAL ROLE app", None),
         ("UPDATE users SET role = 'admin'", None),
+        ("INSERT INTO users VALUES (1) ON CONFLICT (id) DO UPDATE SET role = excluded.role", None),
+        ("UPDATE t SET atomic = 1; COMMIT", COMMIT),
         ("INSERT INTO t VALUES ('x; set role y')", None),
         ("/* set role app */ SELECT role FROM users", None),
         # the end of a transaction

@@ -39,6 +39,7 @@ class ClusterState:
         "_ledger",
         "_places",
         "_probes",
+        "_rechecked",
         "_records",
         "_runs",
         "_servers",
@@ -61,6 +62,8 @@ class ClusterState:
         self._choice = Choice()
         self._records: dict[HostPort, Record] = {}
         self._probes: dict[HostPort, int] = {}
+        self._rechecked: set[HostPort] = set()
+        """Those of the probes that somebody asked for, of servers that had not failed."""
         self._ledger = Ledger()
         self._runs = Runs()
         self._clock = RefreshClock(config.yb_servers_refresh_interval)
@@ -138,6 +141,7 @@ class ClusterState:
         """Somebody doubts that a server is what it was: a probe, and a ticket for its end."""
         effects: Effects = ()
         if at not in self._probes:
+            self._rechecked.add(at)
             self._probes[at] = self._ledger.next_number()
             effects = (StartProbe(at, self._probes[at]),)
         ticket, ended = self._tickets.issue(False, [(at, self._probes[at])])
@@ -222,6 +226,11 @@ class ClusterState:
         if self._probes.get(at) != number:
             return ()
         del self._probes[at]
+        if at in self._rechecked:
+            self._rechecked.discard(at)
+            if failure is not None and failure.kind is not Kind.READ_ONLY and at not in self._records:
+                # A server that is full of our own connections, say, has not failed.
+                failure = None
         effects = () if failure is None else self._failed(at, failure, number, now)
         return (*effects, *self._tickets.probe_ended((at, number)))
 
@@ -246,6 +255,7 @@ class ClusterState:
         number = self._probes.pop(at, None)
         if number is None:
             return ()
+        self._rechecked.discard(at)
         return (StopProbe(at, number), *self._tickets.probe_ended((at, number)))
 
     def _healed(self, at: HostPort, now: float) -> Effects:

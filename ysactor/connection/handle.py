@@ -94,6 +94,8 @@ class Connection(Holding):
         """Prepare a statement for use on this connection, within this lease."""
         self._watch_role(query)
         raw = await self._run(prepared(self._raw, query, name, record_class), timeout)
+        if name == "":
+            self._half_sent = True
         return PreparedStatement(self, raw)
 
     def cursor(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_TIDYING = 1.0
+"""Seconds to tidy up in where `cancel_timeout` is 0."""
+
 
 class Holding:
     """A lease's part of a `Connection`: whether it may be used, and in what state it is."""
@@ -115,6 +118,7 @@ class Holding:
                 raise
         session = record.session
         assert session is not None, "bug: a call on a connection that was never open"
+        until = None if timeout is None else trio.current_time() + timeout
         begin = self._begin
         if begin is not None and (begin.sent or not writes_first):
             begin = None
@@ -138,7 +142,7 @@ class Holding:
         except Exception as error:
             self._note(error, begin, session)
             if is_half_sent(error):
-                await self._end_half_sent()
+                await self._end_half_sent(until)
             raise
 
     async def _do(self, deed: Deed, make: Callable[[Any], Coroutine[Any, Any, T]], timeout: float | None) -> T:
@@ -147,14 +151,15 @@ class Holding:
             self._role_changed = True
         # Before the call: a loss here says nothing of a COMMIT.
         timeout = await self._ready(seconds(timeout))
+        if deed.ends:
+            # Also where the call fails, or is left: what came before the failure in its text may have been carried out.
+            self._ended_by_hand = True
         try:
             result = await self._run(make(self._raw), timeout, True)
         except (ConnectionLost, PoolClosed) as loss:
             if not deed.commits or self._is_live():
                 raise
             raise self._record.commit_lost(getattr(loss, "reason", str(loss))) from loss
-        if deed.ends:
-            self._ended_by_hand = True
         if deed.forgets:
             self._session().forget_statements()
         return result
@@ -164,10 +169,11 @@ class Holding:
     ) -> T:
         """Run a call that takes its arguments from an iterable. With none of them it only prepares its statement."""
         rows = at_least_one(args)
+        until = None if timeout is None else trio.current_time() + (seconds(timeout) or 0)
         result = await self._run(make(rows or ()), timeout)
         if rows is None:
             self._half_sent = True
-            await self._end_half_sent()
+            await self._end_half_sent(until)
         return result
 
     def _note(self, error: Exception, begin: Preface | None, session: Session) -> None:
@@ -249,14 +255,21 @@ class Holding:
         if self._half_sent and self._is_live():
             await self._command(SYNC)
 
-    async def _end_half_sent(self) -> None:
+    async def _end_half_sent(self, until: float | None) -> None:
         """The same after a call that failed, or had nothing to send: at once, since the server holds locks meanwhile,
-        and counts the time until the next statement as that statement's. What goes wrong, the next call will meet."""
+        and counts the time until the next statement as that statement's. What goes wrong, the next call will meet.
+
+        `until` is when the call's own time is over; one without a limit has as long as a cancelled one's.
+        """
         try:
-            await self._be_in_transaction()
+            session = self._session()
+            if session.status is Status.ABANDONED:
+                return  # it is the actor's turn, and the lease's end will see to it
+            now = trio.current_time()
+            limit = self._patience or _TIDYING if until is None else max(0.0, until - now)
+            left = await self._be_in_transaction(limit)
             if self._half_sent and self._is_live():
-                session = self._session()
-                await session.drive(session.raw.execute(SYNC))
+                await session.drive(session.raw.execute(SYNC), left)
                 self._half_sent = False
         except ConnectionLost as loss:
             self._record.told(loss)

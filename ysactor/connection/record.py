@@ -175,7 +175,9 @@ class Record:
         if self.role_is_hooks:
             # What the hook chose, only the hook can bring back; the user that logged in may be allowed more.
             self.marked = "discarded"
-        elif self.session is not None and self.session.status is not Status.IN_TRANSACTION:
+        elif self.session is not None and (self.gate is not None or self.session.status is not Status.IN_TRANSACTION):
+            # Inside a transaction it is closed as it comes back, unless a ROLLBACK is owed already: that does not undo
+            # a role that was set before it began.
             self.owe(ROLE)
 
     def owe_sync(self) -> None:

@@ -15,6 +15,7 @@ from .actor import undo
 from .handle import Connection
 from .hook import HookFailed
 from .warming import WarmUp
+from .wording import unlisten
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -50,6 +51,7 @@ class Preparation:
 
     async def _call(self, hook: Callable[[Any], Awaitable[None]], record: Record, session: Session) -> None:
         record.session = session
+        record.reason = record.unknown = None  # of an attempt before this one, on another server
         record.opener = trio.lowlevel.current_task()
         conn = _Unserved(record, self._patience)
         try:
@@ -71,6 +73,7 @@ class Preparation:
             conn.met = None  # its traceback holds this frame
             conn._end()
             record.session = record.opener = None
+            record.reason = record.unknown = None
 
 
 @trio.lowlevel.disable_ki_protection
@@ -116,8 +119,11 @@ class _Unserved(Connection):
             raise Error("what was cancelled in it could not be put right in time")
 
     async def _unlisten(self) -> None:
-        for channel, callback in list(self._listeners):
-            await self.remove_listener(channel, callback)
+        raw = self._session().raw
+        for channel, heard in self._ears:
+            await self._run(raw.remove_listener(channel, heard), None)
+        for channel in self._unsure:
+            await self._run(raw.execute(unlisten(channel)), None)
 
     def _owe(self, sql: str) -> None:
         if self._is_live():

@@ -152,11 +152,21 @@ class Cursor:
         return self._raw
 
 
+_IN_FAILED_TRANSACTION = "25P02"
+"""The answer to any statement but a ROLLBACK, which may be prepared there; it ends what is half sent as well."""
+
+
 async def prepared(raw: Any, query: str, name: str | None, record_class: type | None) -> Any:
     """A prepared statement, with nothing half sent: asyncpg leaves that to the first statement that is run, and until
     then the server holds locks, keeps its snapshot, and counts the time as that statement's."""
     statement = await raw.prepare(query, name=name, record_class=record_class)
-    await raw.execute(SYNC)
+    if name == "":
+        return statement  # the next statement of any kind takes its place, this one too
+    try:
+        await raw.execute(SYNC)
+    except Exception as error:
+        if getattr(error, "sqlstate", None) != _IN_FAILED_TRANSACTION:
+            raise
     return statement
 
 

@@ -142,6 +142,7 @@ class Transaction:
             conn._begin = None
         if conn._ended_by_hand or not conn.is_in_transaction():
             self.was_ended = True
+            self._owe_if_open()
             raise TransactionEnded
         await self._send_commit()
 

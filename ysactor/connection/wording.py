@@ -36,7 +36,7 @@ _ROLE = re.compile(
     re.IGNORECASE,
 )
 _ROLE_IN_BODY = re.compile(rf"\b{_ANY_SET}", re.IGNORECASE)
-_BODY = re.compile(r"\bdo\b", re.IGNORECASE)
+_BODY = re.compile(r"(?:^|;)\s*do\b", re.IGNORECASE)
 # Of any setting whose name is not there to be read, or that is one of the two.
 _CONFIG = re.compile(r"\bset_config\b\"?\s*\((?!\s*'(?!(?:role|session_authorization)')[^'\\]*'\s*,)", re.IGNORECASE)
 _END = re.compile(
@@ -47,7 +47,7 @@ _END = re.compile(
 _COMMIT = re.compile(r"(?:^|;)\s*(?:commit|end)\b", re.IGNORECASE)
 _FIRST_COMMIT = re.compile(r"\s*(?:commit|end)\b", re.IGNORECASE)
 _FORGET = re.compile(r"(?:^|;)\s*(?:discard\s+all|deallocate)\b", re.IGNORECASE)
-_ATOMIC = re.compile(r"\batomic\b", re.IGNORECASE)
+_ATOMIC = re.compile(r"\bbegin\s+atomic\b", re.IGNORECASE)
 """A function's body in SQL: its END ends no transaction."""
 
 _QUOTED = re.compile(
