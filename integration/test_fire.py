@@ -273,6 +273,13 @@ async def test_writes_go_on_on_the_standby_that_is_promoted(replicated: Replicat
         assert pool.statistics().by_host == {str(bed.members[1]): 5}
 
 
+async def promote_and_fence(bed: Replicated) -> None:
+    """Standby 1 takes over, and the old primary refuses every write, its sessions alive."""
+    await trio.to_thread.run_sync(bed.servers[1].promote)
+    bed.servers[0].sql("alter system set default_transaction_read_only = on", "select pg_reload_conf()")
+    await until(lambda: bed.servers[0].value("show transaction_read_only") == "on", "the old primary is fenced")
+
+
 @on_both_transports
 async def test_an_old_primary_that_is_fenced_by_its_settings_is_left_for_the_promoted_standby(
     replicated: Replicated, transport: Transport
@@ -281,9 +288,7 @@ async def test_an_old_primary_that_is_fenced_by_its_settings_is_left_for_the_pro
     bed = replicated
     bed.servers[0].sql("create table entries(number int not null)")
     await trio.to_thread.run_sync(bed.catch_up, 0)
-    await trio.to_thread.run_sync(bed.servers[1].promote)
-    bed.servers[0].sql("alter system set default_transaction_read_only = on", "select pg_reload_conf()")
-    await until(lambda: bed.servers[0].value("show transaction_read_only") == "on", "the old primary is fenced")
+    await promote_and_fence(bed)
     async with open_case(
         bed,
         transport,
@@ -320,9 +325,7 @@ async def test_an_old_primary_whose_sessions_live_on_is_left_at_the_first_write_
         pool = case.pool
         await pool.ready(4)
         assert pool.statistics().by_host == {old: 4}
-        await trio.to_thread.run_sync(bed.servers[1].promote)
-        bed.servers[0].sql("alter system set default_transaction_read_only = on", "select pg_reload_conf()")
-        await until(lambda: bed.servers[0].value("show transaction_read_only") == "on", "the old primary is fenced")
+        await promote_and_fence(bed)
         refused = 0
 
         async def written() -> bool:

@@ -73,6 +73,16 @@ async def test_another_connections_loss_in_a_copy_says_nothing_of_the_copys_own(
 # --- COMMITs whose answer is lost, or means nothing
 
 
+async def lose_a_commit(case: Case) -> None:
+    """Its holder is told that nobody knows; the next ones hear nothing of it."""
+    with pytest.raises(ysactor.CommitOutcomeUnknown):
+        async with case.pool.acquire() as conn, conn.transaction():
+            await conn.execute("INSERT INTO kept VALUES (1)")
+    for _ in range(5):
+        async with case.pool.acquire() as conn:
+            assert await conn.fetchval("SELECT 1") == 1
+
+
 @pytest.mark.parametrize("sqlstate", ["08006", "08007", "40003"])
 async def test_a_commit_of_unknown_outcome_is_nobody_elses(
     server: PostgresServer, transport: Transport, sqlstate: str
@@ -85,12 +95,7 @@ async def test_a_commit_of_unknown_outcome_is_nobody_elses(
         " execute function unsure()",
     )
     async with open_case(server, transport, pool_size=1) as case:
-        with pytest.raises(ysactor.CommitOutcomeUnknown):
-            async with case.pool.acquire() as conn, conn.transaction():
-                await conn.execute("INSERT INTO kept VALUES (1)")
-        for _ in range(5):
-            async with case.pool.acquire() as conn:
-                assert await conn.fetchval("SELECT 1") == 1
+        await lose_a_commit(case)
 
 
 async def test_a_commit_past_asyncpgs_own_time_out_is_nobody_elses(
@@ -102,12 +107,7 @@ async def test_a_commit_past_asyncpgs_own_time_out_is_nobody_elses(
         " execute function slow()",
     )
     async with open_case(server, transport, pool_size=1, asyncpg_options={"command_timeout": 0.3}) as case:
-        with pytest.raises(ysactor.CommitOutcomeUnknown):
-            async with case.pool.acquire() as conn, conn.transaction():
-                await conn.execute("INSERT INTO kept VALUES (1)")
-        for _ in range(5):
-            async with case.pool.acquire() as conn:
-                assert await conn.fetchval("SELECT 1") == 1
+        await lose_a_commit(case)
 
 
 @pytest.mark.parametrize("how", ["execute", "fetch", "in one text", "after a comment"])

@@ -226,11 +226,11 @@ def test_no_server_is_looked_at_once_the_order_is_kept() -> None:
 def test_the_ledger_keeps_one_order_and_takes_another_up_from_the_truth() -> None:
     a, b, c = (Server(name, 5433) for name in "abc")
     ledger, some, others = Ledger(), (a, b), (b, c)
-    first_one = ledger.reserve(a)
+    first_one = ledger.reserve(a, 0.0)
     assert list(ledger.quietest(some)) == [b]
-    ledger.reserve(b)
+    ledger.reserve(b, 0.0)
     assert list(ledger.quietest(others)) == [c]
-    ledger.reserve(c)
+    ledger.reserve(c, 0.0)
     assert list(ledger.quietest(others)) == [b, c]
     assert ledger.opened(first_one)
     assert list(ledger.quietest(some)) == [a, b]

@@ -118,11 +118,11 @@ def decode(choices: Choices) -> Case:
     if mode is not False:
         _discover(state, course, rows, hosts)
     for at, kind in kinds.items():
-        state.open_failed(state._ledger.reserve(Server(*at)), _failure(kind), 1.0)
+        state.open_failed(state._ledger.reserve(Server(*at), 0.0), _failure(kind), 1.0)
     for at, count in load.items():
         # Half of them are still being opened: those count as well.
         for number in range(count):
-            reservation = state._ledger.reserve(Server(*at))
+            reservation = state._ledger.reserve(Server(*at), 0.0)
             if number % 2 and at not in kinds:
                 state.opened(reservation, 1.0)
     return Case(world, config, state, course, [choices.below(6) for _ in range(9)])

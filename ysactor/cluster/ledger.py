@@ -38,7 +38,7 @@ class Ledger:
         self._last += 1
         return self._last
 
-    def reserve(self, server: Server, now: float = 0.0) -> Reservation:
+    def reserve(self, server: Server, now: float) -> Reservation:
         """Count a connection that is about to be opened, from `now` on."""
         number, at = self.next_number(), server.at
         self._pending[number] = at, now

@@ -10,6 +10,7 @@ import trio
 
 from ..driver.protocol import Preface, Status
 from ..errors import ConnectionLost, LeaseEnded, PoolClosed, TransactionAborted
+from .actor import FAREWELL
 from .limits import seconds
 from .record import SYNC, at_least_one, is_half_sent, is_servers
 from .wording import Deed, deed_of
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from .record import Record
 
 T = TypeVar("T")
-
-_TIDYING = 1.0
-"""Seconds to tidy up in where `cancel_timeout` is 0."""
 
 
 class Holding:
@@ -169,7 +167,8 @@ class Holding:
     ) -> T:
         """Run a call that takes its arguments from an iterable. With none of them it only prepares its statement."""
         rows = at_least_one(args)
-        until = None if timeout is None else trio.current_time() + (seconds(timeout) or 0)
+        timeout = seconds(timeout)
+        until = None if timeout is None else trio.current_time() + timeout
         result = await self._run(make(rows or ()), timeout)
         if rows is None:
             self._half_sent = True
@@ -266,7 +265,7 @@ class Holding:
             if session.status is Status.ABANDONED:
                 return  # it is the actor's turn, and the lease's end will see to it
             now = trio.current_time()
-            limit = self._patience or _TIDYING if until is None else max(0.0, until - now)
+            limit = self._patience or FAREWELL if until is None else max(0.0, until - now)
             left = await self._be_in_transaction(limit)
             if self._half_sent and self._is_live():
                 await session.drive(session.raw.execute(SYNC), left)

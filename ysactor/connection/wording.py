@@ -79,7 +79,9 @@ def _kept(query: str) -> Deed | None:
 def _look(query: str) -> Deed | None:
     if _WORDS.search(query) is None:
         return None
-    plain, bare = _without_comments(query), _without_quotes(query)
+    pieces = list(_pieces(query))
+    plain = "".join(" " if kind == "comment" else text for kind, text in pieces)
+    bare = "".join(_BARE.get(kind, text) for kind, text in pieces)
     is_atomic = _ATOMIC.search(bare) is not None
     deed = Deed(
         role=_ROLE.search(plain if '"' in plain else bare) is not None
@@ -95,16 +97,8 @@ def _look(query: str) -> Deed | None:
 _NOTHING = Deed()
 
 
-def _without_comments(query: str) -> str:
-    return "".join(" " if kind == "comment" else text for kind, text in _pieces(query))
-
-
-def _without_quotes(query: str) -> str:
-    """Without comments, and with nothing in the quotes of texts, names and bodies."""
-    return "".join(_BARE.get(kind, text) for kind, text in _pieces(query))
-
-
 _BARE = {"comment": " ", "escaped": "''", "text": "''", "name": '""', "body": "''"}
+"""What stands for each kind of piece where nothing in quotes is to be looked at."""
 
 
 def _pieces(query: str) -> Iterator[tuple[str, str]]:
