@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import pytest
 
-from integration.bench import arguments, catalogue, report, targets
+from integration.bench import arguments, buffers, catalogue, machine, report, rounds, targets
 from integration.bench.catalogue import Cell, cells, transports_of, work
 from integration.bench.environments import Python
 from integration.bench.job import Endpoint, Job
+from integration.bench.machine import Cores
 from integration.bench.results import Results, Spread, judge
 from integration.bench.rounds import schedule
 from integration.bench.targets import TARGETS
@@ -30,6 +32,30 @@ def test_the_order_is_reversed_from_one_round_to_the_next():
 def test_what_takes_a_minute_is_measured_once():
     idle = Cell(VERSION, "tcp", "idle-100", "ysactor")
     assert [cell for _, cell in schedule([OURS, idle], 3)] == [OURS, idle, OURS, OURS]
+
+
+def test_nobody_who_moves_much_finds_other_buffers_than_the_next(monkeypatch):
+    copy = Cell(VERSION, "tcp", "copy-in", "ysactor")
+    course = []
+    monkeypatch.setattr(rounds.buffers, "warm", lambda *cores: course.append(cores))
+    monkeypatch.setattr(rounds, "measure", lambda _python, job: course.append(job) or {"wall": 1.0})
+
+    def measured(cores):
+        course.clear()
+        python = SimpleNamespace(obstacle=lambda _contender: None)
+        servers = SimpleNamespace(by_transport=dict.fromkeys(("unix", "tcp"), SimpleNamespace(endpoint=None)))
+        rounds.run([OURS, copy], 2, {VERSION: python}, servers, cores, lambda cell, _: cell, lambda _: None)
+        return course
+
+    assert measured(Cores(2, 3)) == [OURS, (2, 3), copy, (2, 3), copy, OURS]
+    assert measured(None) == [OURS, copy, copy, OURS]
+
+
+@pytest.mark.skipif(machine.cores() is None, reason="two cores are needed, and threads that can be held to them")
+def test_as_much_is_sent_each_way_and_the_caller_keeps_its_cores():
+    mine = os.sched_getaffinity(0)
+    assert buffers.warm(*machine.cores(), size=1 << 20) == 2 << 20
+    assert os.sched_getaffinity(0) == mine
 
 
 def test_a_ratio_is_taken_within_each_round():

@@ -91,6 +91,8 @@ class Work:
     """Reads its result off TCP sockets."""
     once: bool = False
     """Takes so long that one round has to do."""
+    bulk: bool = False
+    """Moves so much that the state of the kernel's memory for sockets counts."""
 
 
 WORKS = (
@@ -98,9 +100,9 @@ WORKS = (
     Work("pooled-alone", "pooled SELECT 1, one task", _POOLS),
     Work("leased", "SELECT 1 on one connection", _RAW),
     Work("rows-100", "100 rows of 4 columns", _RAW),
-    Work("rows-10000", "10,000 rows of 4 columns", _RAW, also_tls=True),
-    Work("copy-out", "COPY out, 100 MB (10 in a quick run)", _COPY, per="MB"),
-    Work("copy-in", "COPY in, 100 MB (10 in a quick run)", _COPY, per="MB"),
+    Work("rows-10000", "10,000 rows of 4 columns", _RAW, also_tls=True, bulk=True),
+    Work("copy-out", "COPY out, 100 MB (10 in a quick run)", _COPY, per="MB", bulk=True),
+    Work("copy-in", "COPY in, 100 MB (10 in a quick run)", _COPY, per="MB", bulk=True),
     Work("checkout", "checkout and return, nobody else", _POOLS, per="checkout"),
     Work("checkout-contended", "checkout and return, 100 tasks on 10", _POOLS, per="checkout"),
     Work("checkout-by-hand", "checkout and return by hand, nobody else", _NO_RESET, per="checkout"),

@@ -6,14 +6,22 @@ import os
 import platform
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 
-def cores() -> tuple[int | None, int | None]:
-    """The client's core and the servers'; None where they cannot be held apart."""
+class Cores(NamedTuple):
+    """Whose is which."""
+
+    client: int
+    servers: int
+
+
+def cores() -> Cores | None:
+    """None where they cannot be held apart."""
     if sys.platform != "linux":
-        return None, None
+        return None
     usable = sorted(os.sched_getaffinity(0))
-    return (usable[0], usable[1]) if len(usable) > 1 else (None, None)
+    return Cores(usable[0], usable[1]) if len(usable) > 1 else None
 
 
 def description() -> dict[str, str]:

@@ -34,7 +34,7 @@ class Bench:
     def __init__(self, arguments: Arguments) -> None:
         self.arguments = arguments
         self.only = arguments.only or _DEFAULT_ONLY[arguments.mode]
-        self.client_core, self.server_core = machine.cores()
+        self.cores = machine.cores()
 
     def main(self) -> int:
         """0: done; 2: it could not begin."""
@@ -45,7 +45,7 @@ class Bench:
         try:
             pythons = self._pythons({cell.contender for cell in wanted})
             transports = {name for cell in wanted for name in transports_of(work(cell.work), self.arguments.transports)}
-            with servers(transports, self.server_core) as running:
+            with servers(transports, None if self.cores is None else self.cores.servers) as running:
                 return {"run": self._run, "profile": self._profile, "instructions": self._count}[self.arguments.mode](
                     pythons, running
                 )
@@ -70,13 +70,13 @@ class Bench:
             seconds=0.05 if quick else 0.25,
             idle_seconds=3 if quick else 60,
             megabytes=10 if quick else 100,
-            core=self.client_core,
+            core=None if self.cores is None else self.cores.client,
         )
 
     def _run(self, pythons: dict[str, Python], running: Servers) -> int:
         began = time.monotonic()
         arguments = self.arguments
-        results = run(self._cells(pythons), arguments.rounds, pythons, running, self._job, _say)
+        results = run(self._cells(pythons), arguments.rounds, pythons, running, self.cores, self._job, _say)
         outcomes = [one for version in pythons for one in judge(results, TARGETS, version, arguments.transports[0])]
         facts = report.Circumstances(
             machine=machine.description(),
@@ -84,7 +84,7 @@ class Bench:
             pythons=list(pythons.values()),
             rounds=arguments.rounds,
             quick=arguments.quick,
-            pinned=self.client_core is not None,
+            pinned=self.cores is not None,
             date=datetime.date.today().isoformat(),
             took=time.monotonic() - began,
         )

@@ -7,10 +7,11 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from integration.bench import catalogue
+from integration.bench import buffers, catalogue
 from integration.bench.catalogue import Cell
 from integration.bench.environments import ROOT, Python
 from integration.bench.job import Endpoint, Job, Metrics
+from integration.bench.machine import Cores
 from integration.bench.results import Results
 from integration.bench.servers import Servers
 
@@ -36,7 +37,13 @@ def schedule(cells: Sequence[Cell], rounds: int) -> Iterator[tuple[int, Cell]]:
 
 
 def run(
-    cells: Sequence[Cell], rounds: int, pythons: Mapping[str, Python], servers: Servers, new_job: NewJob, say: Say
+    cells: Sequence[Cell],
+    rounds: int,
+    pythons: Mapping[str, Python],
+    servers: Servers,
+    cores: Cores,
+    new_job: NewJob,
+    say: Say,
 ) -> Results:
     """Measure all of it. What fails is noted and does not stop the rest."""
     results = Results()
@@ -53,6 +60,8 @@ def run(
             continue
         if cell.work.startswith("transaction"):
             servers.clear()
+        if catalogue.work(cell.work).bulk and cores is not None:
+            buffers.warm(*cores)
         say(f"round {number + 1} of {rounds}: {cell.work}/{cell.contender}, {cell.transport}, Python {cell.python}")
         job = new_job(cell, servers.by_transport[cell.transport].endpoint)
         try:
