@@ -88,9 +88,13 @@ class World:
             tls=Tls(TlsMode.OFF),
         )
 
+    async def unowned(self, **changes):
+        """An open session that is not handed over yet."""
+        return await self.driver.connect(self.host, replace(self.config, **changes))
+
     async def connect(self, **changes):
         """An open session and its owner."""
-        session = await self.driver.connect(self.host, replace(self.config, **changes))
+        session = await self.unowned(**changes)
         events = Events()
         session.attach(events)
         return session, events

@@ -7,7 +7,7 @@ import math
 import pytest
 import trio
 
-from ysactor.driver.protocol import Status
+from ysactor.driver.protocol import Preface, Status
 from ysactor.errors import ConnectionLost
 
 
@@ -170,6 +170,28 @@ async def test_past_socket_timeout_the_socket_is_closed_and_the_call_says_so(wor
         assert (events.losses, events.abandonments) == (["socket_timeout"], 0)
         with pytest.raises(ConnectionLost):
             await session.drive(session.raw.fetchval("SELECT 1"))
+
+
+@pytest.mark.parametrize(
+    "limits", [{"socket_timeout": 0.05}, {"asyncpg_options": {"command_timeout": 0.05}}], ids=["socket", "command"]
+)
+async def test_no_limit_of_its_own_bounds_a_session_that_has_no_owner_yet(world, limits):
+    session = await world.unowned(**limits)
+    await session.drive(session.raw.execute("SELECT pg_sleep(0.2)"))
+    session.terminate("the case has ended")
+
+
+async def test_command_timeout_is_the_timeout_of_a_call_that_has_none(world):
+    async with world.session(asyncpg_options={"command_timeout": 0.05}) as (session, events):
+        with pytest.raises(TimeoutError):
+            await session.drive(session.raw.execute("SELECT pg_sleep(10)"))
+        assert await session.settle(5)
+        with pytest.raises(TimeoutError):
+            await session.drive_after(Preface("BEGIN"), session.raw.execute("SELECT pg_sleep(10)"))
+        assert await session.settle(5)
+        await session.drive(session.raw.execute("ROLLBACK"))
+        await session.drive(session.raw.execute("SELECT pg_sleep(0.1)"), timeout=10)
+        assert (events.losses, events.abandonments) == ([], 2)
 
 
 async def test_socket_timeout_counts_the_whole_call(world):

@@ -82,8 +82,8 @@ def test_a_server_that_cannot_start_a_process_says_so_without_a_length_and_is_on
 
 
 @asynccontextmanager
-async def answering(*pieces: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterator[HostPort]:
-    """A server that says this to the start of a login, and stays."""
+async def answering(*pieces: bytes, tls: ssl.SSLContext | None = None, stays: bool = True) -> AsyncIterator[HostPort]:
+    """A server that says this to the start of a login, and stays, or hangs up."""
 
     async def serve(plain: trio.SocketStream) -> None:
         stream: trio.abc.Stream = plain
@@ -96,7 +96,9 @@ async def answering(*pieces: bytes, tls: ssl.SSLContext | None = None) -> AsyncI
             for piece in pieces:
                 await stream.send_all(piece)
                 await trio.sleep(0.01)
-            await trio.sleep_forever()
+            if stays:
+                await trio.sleep_forever()
+            await stream.aclose()
 
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with trio.open_nursery() as nursery:
@@ -127,6 +129,34 @@ async def test_a_foreign_answer_fails_the_attempt_at_once(
             nursery.cancel_scope.cancel()
     assert (caught.value.phase, caught.value.sqlstate) == (Phase.LOGIN, None)
     assert str(caught.value) == "the answer to the login is not PostgreSQL's"
+
+
+REFUSED = message("E", "SFATAL\0VFATAL\0C28P01\0Ml'authentification a échoué\0Fauth.c\0\0".encode("latin-1"))
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("transport", DRIVERS)
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize(
+    "pieces",
+    [(REFUSED,), (REFUSED[:3], REFUSED[3:40], REFUSED[40:]), (message("N", b"SNOTICE\0C00000\0Mhm\0\0") + REFUSED,)],
+    ids=["at once", "in pieces", "after a notice"],
+)
+async def test_a_refusal_in_another_encoding_is_a_refusal_with_the_servers_code(
+    bed: Any, transport: Transport, pieces: tuple[bytes, ...], encrypted: bool
+) -> None:
+    """The encoding of a session is settled as its login ends."""
+    tls = bed.authority.issue("127.0.0.1").server_context() if encrypted else None
+    config = bed.config(tls=bed.tls()) if encrypted else bed.config()
+    with trio.fail_after(10):
+        async with answering(*pieces, tls=tls, stays=False) as host, trio.open_nursery() as nursery:
+            driver = choose(transport)
+            await nursery.start(driver.run)
+            with pytest.raises(ConnectFailure) as caught:
+                await driver.connect(host, config)
+            nursery.cancel_scope.cancel()
+    assert (caught.value.phase, caught.value.sqlstate) == (Phase.LOGIN, "28P01")
+    assert str(caught.value) == "l'authentification a \ufffdchou\ufffd"
 
 
 ZEROS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -70,12 +71,15 @@ async def test_notifications_are_heard_during_a_query_and_at_its_end(bed: Any, w
         assert heard.payloads == [str(number) for number in range(1, 301)]
 
 
-async def test_a_listener_that_raises_is_logged_and_harmless(bed: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [LookupError, asyncio.CancelledError])
+async def test_a_listener_that_raises_is_logged_and_harmless(
+    bed: Any, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+) -> None:
     called = trio.Event()
 
     def raising(*_: Any) -> None:
         called.set()
-        raise LookupError("the listener's own")
+        raise kind("the listener's own")
 
     async with bed.client() as client:
         session, other = await client.open(), await client.open()

@@ -198,6 +198,14 @@ async def test_a_loss_carries_the_servers_words_idle_and_in_a_call(bed, way):
     assert told == [words] * 3
 
 
+class _Nobody:
+    def lost(self, reason):
+        pass
+
+    def abandoned(self):
+        pass
+
+
 @asynccontextmanager
 async def _a_session(bed, **changes):
     async with trio.open_nursery() as nursery:
@@ -205,6 +213,7 @@ async def _a_session(bed, **changes):
         await nursery.start(driver.run)
         with trio.fail_after(20):
             session = await driver.connect(bed.tcp, bed.config(**changes))
+            session.attach(_Nobody())
             yield session
             await session.close(5)
         nursery.cancel_scope.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ysactor.driver.words import TAIL, last_words
+from ysactor.driver.words import TAIL, last_words, refusal
 
 
 def message(kind: bytes, **fields: str) -> bytes:
@@ -35,3 +35,22 @@ def test_the_message_after_which_a_server_hangs_up_is_found_at_the_end_of_what_c
     before: bytes, end: bytes, words: str | None
 ) -> None:
     assert last_words((before + end)[-TAIL:]) == words
+
+
+@pytest.mark.parametrize("before", [b"", b"R\0\0\0\x08\0\0\0\5", b"ENEN" * 300, CRASH])
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (FATAL, ("terminating connection", "57P01")),
+        (message(b"E", S="ERROR", V="ERROR", C="08P01", M="from a pooler"), ("from a pooler", "08P01")),
+        (FATAL.replace(b"terminating", b"\xe9\xe8\xfcminating"), ("\ufffd\ufffd\ufffdminating connection", "57P01")),
+        (message(b"E", S="FATAL", M="without a code"), None),
+        (CRASH, None),
+        (FATAL[:-1], None),
+        (b"", None),
+    ],
+)
+def test_the_error_that_ends_a_login_is_found_whatever_its_encoding(
+    before: bytes, end: bytes, said: tuple[str, str] | None
+) -> None:
+    assert refusal((before + end)[-TAIL:]) == said

@@ -197,6 +197,7 @@ async def test_settings_follow_set_reset_and_rollback(connect, cluster):
     await session.drive(run("RESET ALL"))
     assert await session.drive(show("SELECT current_setting('search_path')")) == "start"
     await _fails(session, show("SHOW nonsense"), "42704")
+    assert await session.drive(run("SHOW search_path")) == "SHOW"
 
 
 async def test_notifications_wait_for_commit(cluster, connect):

@@ -11,13 +11,16 @@ from .protocol import Driver
 
 Transport: TypeAlias = Literal["native", "trio_asyncio"]
 
+_METHODS = ("run", "connect", "resolve")
+"""A driver's."""
+
 _log = logging.getLogger("ysactor")
 
 
 def choose(driver: Driver | Transport | None) -> Driver:
     """The driver itself, or a new one by name. None is ``"native"``, or ``"trio_asyncio"`` where that cannot be used.
 
-    Raises `ConfigurationError` for a name that is none.
+    Raises `ConfigurationError` for a name that is none, and for what is no driver.
     """
     if driver is None:
         try:
@@ -31,7 +34,7 @@ def choose(driver: Driver | Transport | None) -> Driver:
         return _native()
     if driver == "trio_asyncio":
         return _trio_asyncio()
-    if isinstance(driver, str):
+    if isinstance(driver, str | type) or not all(callable(getattr(driver, name, None)) for name in _METHODS):
         raise ConfigurationError([f"driver: expected 'native', 'trio_asyncio' or a driver, not {shown(driver)}"])
     return driver
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .words import Ear
+from .words import TAIL, Ear
 
 NOT_POSTGRES = "the answer to the login is not PostgreSQL's"
 
@@ -86,6 +86,8 @@ class WaryEar(Ear):
         """What is ended, if it must be; None until it is known, and after the login."""
         self.is_foreign = False
         """Whether what answered is no PostgreSQL."""
+        self.said = b""
+        """The end of what came during the login, in however many pieces."""
 
     def connection_made(self, transport: Any) -> None:
         """Where it is read from. Over TLS asyncpg tells its own protocol only."""
@@ -95,11 +97,12 @@ class WaryEar(Ear):
     def _wary(self, data: bytes) -> None:
         if self.is_foreign:
             return
+        self.said = (self.said + data)[-TAIL:]
         if not self._greeting.admits(data):
             self.is_foreign = True
             self._transport.abort()
             return
         if self._greeting.is_over:
             self._receive = self.protocol.data_received
-            self._transport = None
+            self._transport, self.said = None, b""
         self.protocol.data_received(data)

@@ -1,7 +1,8 @@
-"""Prepared statements that a cancellation has made nobody's: asyncpg forgets them, and they stay on the server.
+"""Prepared statements that are nobody's any more: asyncpg forgets some of them, and they stay on the server.
 
 Each first use of a text prepares a statement under a new name. Cancelled on its way, it may be there, and no cache
-knows it: a service with texts of many kinds and short time-outs would collect them while its connections live.
+knows it: a service with texts of many kinds and short time-outs would collect them while its connections live. So
+would one that prepares a text for each lease which it has also run without.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -13,7 +14,8 @@ from typing import Any
 
 
 def tidied(base: Any, protocol: Any) -> Any:
-    """asyncpg's connection class, closing such statements together with those that fall out of its cache.
+    """asyncpg's connection class, closing such statements together with those that fall out of its cache: all with its
+    next first use of a text.
 
     `protocol` is its module of that name.
     """
@@ -55,6 +57,14 @@ def tidied(base: Any, protocol: Any) -> Any:
                 raise
             waiting.discard(one)
 
+    def maybe_gc_stmt(self: Any, statement: Any) -> None:
+        # As asyncpg's own, which looks whether the cache has the same text: one that `prepare` made is another
+        # statement than the cache's, and stayed for good.
+        key = (statement.query, statement.record_class, statement.ignore_custom_codec)
+        if not statement.refs and statement.name and self._stmt_cache.get(key, promote=False) is not statement:
+            statement.mark_closed()
+            self._stmts_to_close.add(statement)
+
     def init(self: Any, *args: Any) -> None:
         self.begun = None
         base.__init__(self, *args)
@@ -66,5 +76,6 @@ def tidied(base: Any, protocol: Any) -> Any:
         "_get_unique_id": get_unique_id,
         "_get_statement": get_statement,
         "_cleanup_stmts": clean_up,
+        "_maybe_gc_stmt": maybe_gc_stmt,
     }
     return type(base)("Connection", (base,), members)

@@ -49,7 +49,8 @@ class ConnectFailure(Exception):
 
 
 class NoPassword(ConnectFailure):
-    """The options gave no password for this login: the function raised, or what it gave cannot be sent.
+    """The options gave no password for this login: the function raised or did not return in time, or what it gave
+    cannot be sent.
 
     It is no server's doing, and none is reported as down for it. The function's own error is the `__cause__`.
     """
@@ -126,12 +127,39 @@ class Session(Protocol):
         """Whether the next holder may have it as it is: idle, open, and outside a transaction. No round trip."""
         ...
 
-    def forget_statements(self) -> None:
-        """The server has thrown away its prepared statements: the driver is not to use those that it keeps."""
+    def forget_statements(self, *, types: bool = False) -> None:
+        """The driver is not to use the prepared statements that it keeps: the server has thrown them away, or the
+        schema has changed. Nor, with `types`, what it has learnt of the database's types.
+
+        At once, or as the call that is under way ends. No round trip and no checkpoint: what the server still has is
+        closed there as the session prepares its next statement.
+        """
+        ...
+
+    @property
+    def on_outdated(self) -> list[Callable[[bool], None]]:
+        """Who is called when a call meets a statement from before the schema changed, or (True) a type: what other
+        sessions keep is as old. (The driver's `reload_schema_state` says so as well.) To be added to.
+
+        Called in the middle of the call, with this session's own forgotten; also where the driver runs the statement
+        once more and its caller sees nothing. It may not block or raise.
+        """
+        ...
+
+    def expect_notifications(self) -> None:
+        """The server has been, or is about to be, asked to LISTEN otherwise than by `raw.add_listener`.
+
+        What it then sends has to be read while no call is running, too, though nobody here wants it: a server that
+        cannot get rid of a notification keeps it, and all that come after it, for all of its sessions.
+        """
         ...
 
     def attach(self, events: SessionEvents) -> None:
-        """Name the owner. Called once, straight after `connect`; a loss seen earlier is told at once."""
+        """Name the owner, once the session is set up; a loss seen earlier is told at once.
+
+        Until then no limit of the session's own bounds a call: `connect_timeout` bounds all of an attempt, and what is
+        too slow for `socket_timeout` or asyncpg's `command_timeout` there would tell against a server that lives.
+        """
         ...
 
     async def drive(self, call: Coroutine[Any, Any, T], timeout: float | None = None, grace: float | None = None) -> T:
@@ -139,7 +167,8 @@ class Session(Protocol):
 
         `timeout` bounds it: past it `TimeoutError` is raised and the call is left, as by a cancellation. Zero or less
         sends nothing and raises `TimeoutError`; the session is untouched. The session's `socket_timeout` bounds it as
-        well: past that the socket is closed, and an answer that comes in the same moment counts as lost.
+        well, once it has an owner: past that the socket is closed, and an answer that comes in the same moment counts
+        as lost. So does `command_timeout`, as the `timeout` of a call that is given none.
 
         Cancelled before it starts, it sends nothing. Cancelled later, it leaves at once, the session is ABANDONED, and
         the owner is told. With `grace` (COMMIT) a

@@ -32,6 +32,7 @@ from .tries import Tries
 from .trio_asyncio_raw import connection_class
 from .trio_asyncio_session import TrioAsyncioSession
 from .trio_asyncio_work import Limits, known_failures, run
+from .words import refusal
 
 _log = logging.getLogger("ysactor")
 
@@ -134,10 +135,12 @@ class TrioAsyncioDriver:
         try:
             connection = await run(self._loop, asyncpg.connect(**options), lambda late: late.terminate())
         except known_failures() as error:
-            detail = str(_tls_error(error) or error) or type(error).__name__
+            detail, sqlstate = str(_tls_error(error) or error) or type(error).__name__, _sqlstate(error)
             if stages.ear is not None and stages.ear.is_foreign:
                 detail = NOT_POSTGRES
-            raise ConnectFailure(stages.phase_of(error), detail, sqlstate=_sqlstate(error)) from error
+            elif stages.ear is not None and sqlstate is None and (said := refusal(stages.ear.said)) is not None:
+                detail, sqlstate = said
+            raise ConnectFailure(stages.phase_of(error), detail, sqlstate=sqlstate) from error
         finally:
             stages.forget()
         limits = Limits(config.socket_timeout, config.asyncpg_options.get("command_timeout"))

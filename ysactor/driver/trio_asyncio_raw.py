@@ -19,6 +19,7 @@ def connection_class(asyncpg: Any) -> Any:
     def init(self: Any, protocol: Any, transport: Any, loop: Any, addr: Any, config: Any, params: Any) -> None:
         addr = loop.address(addr)
         self.on_end = _nothing
+        self.on_outdated = []
         self.on_sinks_error = _nothing
         base.__init__(self, protocol, transport, loop.loop, addr, config, params)
         pid, secret = protocol.backend_pid, protocol.backend_secret
@@ -34,6 +35,20 @@ def connection_class(asyncpg: Any) -> Any:
         on_end, self.on_end = self.on_end, _nothing
         on_end()
 
+    # asyncpg's own reach the other connections through the proxy of its own pool, which there is none of here.
+
+    def drop_statements(self: Any) -> None:
+        base._drop_global_statement_cache(self)
+        self.tell_outdated(False)
+
+    def drop_types(self: Any) -> None:
+        base._drop_global_type_cache(self)
+        self.tell_outdated(True)
+
+    def tell_outdated(self: Any, types: bool) -> None:
+        for tell in self.on_outdated:
+            tell(types)
+
     def copy_in(self: Any, *args: Any) -> Any:
         return base._copy_in(FromFile(self), *args)
 
@@ -42,11 +57,14 @@ def connection_class(asyncpg: Any) -> Any:
         return base._copy_out(ToFile(self), *args)
 
     members = {
-        "__slots__": ("expect_rows", "interrupt", "on_end", "on_sinks_error"),
+        "__slots__": ("expect_rows", "interrupt", "on_end", "on_outdated", "on_sinks_error"),
         "__init__": init,
         "_cleanup": cleanup,
         "_copy_in": copy_in,
         "_copy_out": copy_out,
+        "_drop_global_statement_cache": drop_statements,
+        "_drop_global_type_cache": drop_types,
+        "tell_outdated": tell_outdated,
     }
     return type("Connection", (base,), members)
 

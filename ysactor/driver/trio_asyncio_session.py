@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import trio
 
 from ..errors import ConnectionLost
+from ..policy.classify import names_a_dropped_type
 from ..servers import HostPort
 from .protocol import Preface, SessionEvents, Status
-from .remedies import STALE, ask_again
+from .remedies import STALE, ask_again, has_lost_track
 from .trio_asyncio_work import Limits, Work, after, known_failures, run
 
 T = TypeVar("T")
@@ -36,15 +37,19 @@ class TrioAsyncioSession:
         self._connection = connection
         self._host = host
         self._pid: int = connection.get_server_pid()
-        self._limits = limits
+        self._limits = Limits(None, None)
+        self._limits_once_owned = limits
         self._state: Status = Status.IDLE
         """IDLE stands for IN_TRANSACTION too; asyncpg knows which."""
         self._work: Work | None = None
+        self._forgets: bool | None = None
+        """Statements, or (True) types too, are to be forgotten when the call that is under way is over."""
         self._settled = trio.Event()
         self._events: SessionEvents | None = None
         self._reason = ""
         self._untold: str | None = None
         self._last_words = last_words
+        self.on_outdated: list[Callable[[bool], None]] = connection.on_outdated
         connection.on_end = self._terminated
         connection.on_sinks_error = self._sink_failed
 
@@ -77,13 +82,20 @@ class TrioAsyncioSession:
         # The second: an object of `raw.transaction()` that was never ended makes the next holder's a savepoint.
         return self.status is Status.IDLE and self._connection._top_xact is None
 
-    def forget_statements(self) -> None:
-        """The server has thrown away its prepared statements."""
-        self._connection._drop_local_statement_cache()
+    def forget_statements(self, *, types: bool = False) -> None:
+        """What asyncpg keeps is not to be used any more."""
+        if self._state is not Status.CLOSED:
+            self._forgets = types or self._forgets is True
+        if self._state is Status.IDLE:
+            self._rest()
+
+    def expect_notifications(self) -> None:
+        """asyncio reads the socket at all times."""
 
     def attach(self, events: SessionEvents) -> None:
         """Name the owner."""
         self._events = events
+        self._limits = self._limits_once_owned
         self._tell()
 
     async def drive(self, call: Coroutine[Any, Any, T], timeout: float | None = None, grace: float | None = None) -> T:
@@ -113,8 +125,11 @@ class TrioAsyncioSession:
             raise TimeoutError
         elif not work.is_over:
             self._give_up("given up after a cancellation")
-        outcome: T = self._outcome(work)
-        return outcome
+        try:
+            outcome: T = self._outcome(work)
+            return outcome
+        finally:
+            del work  # its task holds the error that comes out, and that error's traceback this frame
 
     async def drive_after(self, preface: Preface, call: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run `preface`, then `call`: a round trip for each, since the transport is asyncio's."""
@@ -169,7 +184,7 @@ class TrioAsyncioSession:
             if not settled:
                 self.terminate("the abandoned call could not be cancelled")
         if settled:
-            self._state = Status.IDLE
+            self._rest()
             self._settled.set()
         return settled
 
@@ -242,38 +257,51 @@ class TrioAsyncioSession:
         if self._state is Status.CLOSED:
             self._tell()
             raise ConnectionLost(self._reason, self._host)
-        self._state = Status.IDLE
+        self._rest()
         result = None
         try:
-            result = work.task.result()
-        except BaseException as error:
-            self._judge(work, error)
-            if work.sinks_error is None:
-                raise
-        if work.sinks_error is not None:
-            raise work.sinks_error  # as it is, so outside of the handler: it may have a cause of its own
-        return result
+            try:
+                result = work.task.result()
+            except BaseException as error:
+                self._judge(work, error)
+                if work.sinks_error is None:
+                    raise
+            if work.sinks_error is not None:
+                raise work.sinks_error  # as it is, so outside of the handler: it may have a cause of its own
+            return result
+        finally:
+            del work  # see `drive`
+
+    def _rest(self) -> None:
+        """No call is under way: none can be about to use a statement that asyncpg would close on the server."""
+        self._state = Status.IDLE
+        if self._forgets is None:
+            return
+        if self._forgets:
+            self._connection._drop_local_type_cache()
+        self._connection._drop_local_statement_cache()
+        self._forgets = None
 
     def _judge(self, work: Work, error: BaseException) -> None:
         """What an error of a call says of the session. Raises `ConnectionLost` if it is over."""
-        if isinstance(error, UnicodeError):
-            # Of a text that cannot be sent: asyncpg has closed the connection, which is no answer to the call.
+        if not isinstance(error, (*known_failures(), asyncio.CancelledError)):
+            # Of a text that cannot be sent, say: asyncpg has closed the connection, which is no answer to the call.
             if self._connection.is_closed():
-                self._lost()
+                self._lost("closed by asyncpg")
             return
         # asyncpg has several names for a connection that is gone, `InternalClientError` among them.
         if self._connection.is_closed():
             self._lost()
             raise ConnectionLost(self._reason, self._host) from error
-        if type(error).__name__ == "InternalClientError":
-            # asyncpg has lost track of the conversation: as a rule because the server has ended it in the middle of
-            # a call that has several statements.
+        if has_lost_track(error):
             self.terminate(f"asyncpg cannot go on: {error}")
             self._untold = self._reason
             self._tell()
             raise ConnectionLost(self._reason, self._host) from error
         if getattr(error, "sqlstate", None) in STALE:
             self._connection._drop_local_statement_cache()
+            if names_a_dropped_type(error):
+                self._connection.tell_outdated(False)
         if work.has_failed_errand:
             self._work = work
             self._leave(work)
@@ -317,9 +345,9 @@ class TrioAsyncioSession:
         elif self._work is not None:
             self._work.end_errand()
 
-    def _lost(self) -> None:
+    def _lost(self, otherwise: str = "closed by the server") -> None:
         words = self._last_words()
-        self._over("closed by the server" if words is None else f"closed by the server: {words}")
+        self._over(otherwise if words is None else f"closed by the server: {words}")
         self._untold = self._reason
         self._tell()
 

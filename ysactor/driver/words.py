@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .copy_out import CopyOut
@@ -19,15 +19,32 @@ def last_words(tail: bytes) -> str | None:
 
     `tail` may begin anywhere, so a message is looked for from its end. asyncpg loses the text while no call is running.
     """
+    for _, fields in _ends(tail):
+        severity = fields.get(b"V", fields.get(b"S"))
+        is_last = severity in (b"FATAL", b"PANIC") or fields.get(b"C") == _CRASH_OF_ANOTHER
+        if is_last and b"M" in fields:
+            return fields[b"M"].decode(errors="replace")
+    return None
+
+
+def refusal(tail: bytes) -> tuple[str, str] | None:
+    """The text and the SQLSTATE of the error that ends `tail`, as a login does that is refused.
+
+    In whatever encoding it is: until a login is over the server's messages are in one of its own choice, and asyncpg
+    (0.32) makes a lost connection of what is not UTF-8.
+    """
+    for kind, fields in _ends(tail):
+        if kind == b"E" and b"M" in fields and b"C" in fields:
+            return fields[b"M"].decode(errors="replace"), fields[b"C"].decode(errors="replace")
+    return None
+
+
+def _ends(tail: bytes) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
+    """Whatever may be the error or notice that ends it, with its fields, from the shortest to the longest."""
     at = len(tail)
     while (at := max(tail.rfind(b"E", 0, at), tail.rfind(b"N", 0, at))) >= 0:
         if int.from_bytes(tail[at + 1 : at + 5], "big") == len(tail) - at - 1:
-            fields = {field[:1]: field[1:] for field in tail[at + 5 :].split(b"\0") if field}
-            severity = fields.get(b"V", fields.get(b"S"))
-            is_last = severity in (b"FATAL", b"PANIC") or fields.get(b"C") == _CRASH_OF_ANOTHER
-            if is_last and b"M" in fields:
-                return fields[b"M"].decode(errors="replace")
-    return None
+            yield tail[at : at + 1], {field[:1]: field[1:] for field in tail[at + 5 :].split(b"\0") if field}
 
 
 class Ear:

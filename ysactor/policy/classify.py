@@ -143,6 +143,16 @@ def sqlstate_of(error: BaseException) -> str | None:
     return sqlstate if isinstance(sqlstate, str) else None
 
 
+_TROUBLE = ("08", "53", "57P", "58")
+"""What SQLSTATEs begin with by which a server says that it, and not the statement, is at fault: connections, resources,
+its operator's doing, its system."""
+
+
+def is_trouble_of_the_servers(sqlstate: str | None) -> bool:
+    """Whether a server says by it that it cannot serve just now, whatever it is asked."""
+    return sqlstate is not None and sqlstate.startswith(_TROUBLE)
+
+
 def is_drivers(error: BaseException) -> bool:
     """Whether the driver raised it: a server's error, a lost connection, or one of the driver's own classes."""
     if isinstance(error, ConnectionLost) or sqlstate_of(error) is not None:
@@ -160,12 +170,17 @@ _NO_TYPE = "cache lookup failed for type"
 """What it says, as an internal error, of a statement with a type that was dropped, and perhaps made anew."""
 
 
+def names_a_dropped_type(error: BaseException) -> bool:
+    """Whether a prepared statement failed as it names a type that is no more. On other connections it would, too."""
+    return sqlstate_of(error) == "XX000" and _NO_TYPE in str(error)
+
+
 def is_stale_plan(error: BaseException) -> bool:
     """Whether a statement failed only because its plan was cached before the schema changed.
 
     Outside a transaction the driver prepares it anew by itself. Inside one it cannot, since the error has failed the
     transaction; run again as a whole, it succeeds.
     """
-    if sqlstate_of(error) == _NO_STATEMENT or (sqlstate_of(error) == "XX000" and _NO_TYPE in str(error)):
+    if sqlstate_of(error) == _NO_STATEMENT or names_a_dropped_type(error):
         return True
     return any(base.__name__ in STALE for base in type(error).__mro__)

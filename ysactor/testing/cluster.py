@@ -52,6 +52,9 @@ class FakeCluster:
         """Awaited on the server's side, after a statement has arrived and before it takes effect."""
         self.before_cancel: Callable[[FakeServer, int], Awaitable[None]] | None = None
         """Awaited on the server's side, after a cancel request for this pid has arrived and before it takes effect."""
+        self.tables_version = 0
+        self.types_version = 0
+        """Both raised by `change_schema`."""
         self.scripts = Scripts()
         self._pids = itertools.count(1001)
         self._addresses = itertools.count(1)
@@ -110,6 +113,20 @@ class FakeCluster:
     def answer(self, sql: str | re.Pattern[str], answer: Answer, *, times: int | None = None) -> None:
         """Script a statement on every server, as `FakeServer.answer` does on one, whose answers come first."""
         self.scripts.add(sql, answer, times)
+
+    def change_schema(self, *, types: bool = False) -> None:
+        """Have every statement that is kept prepared answer in another shape from now on.
+
+        The next use of it is unnoticed outside a transaction, and fails one that it is in, with asyncpg's
+        `InvalidCachedStatementError`.
+
+        With `types`, instead, a type in their rows is altered: the next use of any is carried out, and fails with
+        `OutdatedSchemaCacheError`, in a transaction or not.
+        """
+        if types:
+            self.types_version += 1
+        else:
+            self.tables_version += 1
 
     def server(self, at: str | HostPort) -> FakeServer:
         """The server with this identity. Raises: KeyError."""

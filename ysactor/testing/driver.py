@@ -90,7 +90,13 @@ class _Attempt:
         await self._check_login()
         # No checkpoint from here on: a cancelled connect leaves nothing open.
         server, config = self._server, self._config
-        session = FakeSession(server.cluster, server, self._host, config.socket_timeout)
+        session = FakeSession(
+            server.cluster,
+            server,
+            self._host,
+            config.socket_timeout,
+            config.asyncpg_options.get("command_timeout"),
+        )
         backend = Backend(server, self._nursery, session, pid=server.cluster.next_pid(), start=_start(config))
         backend.tls = tls
         session.open(backend)

@@ -21,6 +21,20 @@ def error(sqlstate: str, message: str = "", *, severity: str = "ERROR") -> Excep
     return made
 
 
+def stale_plan() -> Exception:
+    """A server's refusal of a statement that was prepared before the schema changed."""
+    # The name of the server's function is what asyncpg knows it by.
+    fields = {"S": "ERROR", "V": "ERROR", "C": "0A000", "R": "RevalidateCachedQuery"}
+    made: Exception = _exceptions().PostgresError.new({**fields, "M": "cached plan must not change result type"})
+    return made
+
+
+def outdated_type() -> Exception:
+    """What asyncpg raises of a row with a type that has changed since it asked for it: the statement has been run."""
+    made: Exception = _exceptions().OutdatedSchemaCacheError("unexpected number of attributes of composite type")
+    return made
+
+
 def interface_error(message: str) -> Exception:
     """asyncpg's complaint about how it is used."""
     made: Exception = _exceptions().InterfaceError(message)

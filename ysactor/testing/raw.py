@@ -6,17 +6,20 @@ As on every driver, the coroutines are run by `Session.drive`; awaiting one by i
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import copying
 from .cursors import FakeCursorFactory, FakePrepared
 from .pgerrors import error
+from .plans import Plans
 from .rows import Result, Row
 from .sql import tidy
 
 if TYPE_CHECKING:
-    from .executor import Executor
+    from .cluster import FakeCluster
+    from .executor import Executor, Work
     from .session import FakeSession
 
 Listener = Callable[["FakeConnection", int, str, str], None]
@@ -35,8 +38,9 @@ class ServerVersion(NamedTuple):
 class FakeConnection:
     """What `raw` is. Rows are `ysactor.testing.Row`s."""
 
-    def __init__(self, session: FakeSession) -> None:
+    def __init__(self, session: FakeSession, cluster: FakeCluster) -> None:
         self._session = session
+        self.plans = Plans(cluster)
         self._listeners: dict[str, list[Listener]] = {}
         self.codecs: dict[str, Any] = {}
         """The type codecs that were set, by type name. Values of the fake are Python's already, so none is applied."""
@@ -45,18 +49,18 @@ class FakeConnection:
 
     async def fetch(self, query: str, *args: Any, timeout: float | None = None, record_class: Any = None) -> list[Row]:
         """The rows of a statement."""
-        return list((await self.ask(query, args, timeout)).rows)
+        return list((await self._ask_by_plan(query, args, timeout)).rows)
 
     async def fetchrow(
         self, query: str, *args: Any, timeout: float | None = None, record_class: Any = None
     ) -> Row | None:
         """The first row, or None."""
-        rows = (await self.ask(query, args, timeout)).rows
+        rows = (await self._ask_by_plan(query, args, timeout)).rows
         return rows[0] if rows else None
 
     async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """One value of the first row, or None."""
-        rows = (await self.ask(query, args, timeout)).rows
+        rows = (await self._ask_by_plan(query, args, timeout)).rows
         return rows[0][column] if rows else None
 
     async def fetchmany(
@@ -67,12 +71,17 @@ class FakeConnection:
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run one statement, or without arguments several, and return the (last) command tag."""
-        return (await self.ask(query, args, timeout)).tag
+        # Without arguments asyncpg prepares nothing.
+        return (await (self._ask_by_plan if args else self.ask)(query, args, timeout)).tag
 
     async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
         """Run a statement with each of these arguments, in one transaction. With none of them it is only prepared."""
         each = tuple(args)
-        await (self._ask_many(command, each, timeout) if each else self._prepare(command, timeout))
+        if each:
+            await self._ask_many(command, each, timeout)
+        else:
+            await self._prepare(command, timeout)
+            self.plans.keep(command)
 
     async def prepare(
         self, query: str, *, name: str | None = None, timeout: float | None = None, record_class: Any = None
@@ -278,6 +287,13 @@ class FakeConnection:
         """One statement, and all it came to."""
         return await self._session.exchange(query, args, timeout=timeout)
 
+    async def _ask_by_plan(
+        self, query: str, args: tuple[Any, ...], timeout: float | None, work: Work | None = None
+    ) -> Result:
+        """One statement that is kept prepared."""
+        exchange = partial(self._session.exchange, query, args, timeout=timeout)
+        return await self.plans.run(query, partial(exchange, work), exchange, self.is_in_transaction())
+
     async def _prepare(self, query: str, timeout: float | None) -> None:
         async def parse(executor: Executor) -> Result:
             executor.prepare(tidy(query))
@@ -294,4 +310,4 @@ class FakeConnection:
                 rows.extend((await executor.run_statement(tidy(query), one)).rows)
             return Result(tuple(rows))
 
-        return await self._session.exchange(query, each, run_all, timeout=timeout)
+        return await self._ask_by_plan(query, each, timeout, run_all)

@@ -43,12 +43,24 @@ class _Call:
 class FakeSession:
     """An open session. Made by `FakeDriver.connect`."""
 
-    def __init__(self, cluster: FakeCluster, server: FakeServer, host: HostPort, socket_timeout: float | None) -> None:
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        server: FakeServer,
+        host: HostPort,
+        socket_timeout: float | None,
+        command_timeout: float | None,
+    ) -> None:
         self._cluster = cluster
         self._server = server
         self._host = host
-        self._socket_timeout = math.inf if socket_timeout is None else socket_timeout
-        self._raw = FakeConnection(self)
+        self._limits_once_owned = (math.inf if socket_timeout is None else socket_timeout, command_timeout)
+        self._socket_timeout = math.inf
+        self._command_timeout: float | None = None
+        self._raw = FakeConnection(self, cluster)
+        self.on_outdated = self._raw.plans.on_outdated
+        self._forgets: bool | None = None
+        """Statements, or (True) types too, are to be forgotten when the call that is under way is over."""
         self._backend: Backend | None = None
         self._status = Status.IDLE
         self._call: _Call | None = None
@@ -94,16 +106,25 @@ class FakeSession:
         """Whether the next holder may have it as it is."""
         return self._status is Status.IDLE
 
-    def forget_statements(self) -> None:
-        """The server has thrown away its prepared statements: there are none to forget."""
+    def forget_statements(self, *, types: bool = False) -> None:
+        """What the connection keeps of the schema is not to be used any more."""
+        if self._status in (Status.BUSY, Status.ABANDONED):
+            self._forgets = types or self._forgets is True
+        else:
+            self._raw.plans.forget(types)
+
+    def expect_notifications(self) -> None:
+        """There is no socket, and so none that is left unread."""
 
     def attach(self, events: SessionEvents) -> None:
         """Name the owner."""
         self._events = events
+        self._socket_timeout, self._command_timeout = self._limits_once_owned
         self._tell()
 
     async def drive(self, call: Coroutine[Any, Any, T], timeout: float | None = None, grace: float | None = None) -> T:
         """Run one of `raw`'s coroutines in the caller's task, to its end. See the protocol."""
+        timeout = self._command_timeout if timeout is None else timeout
         try:
             until = await self._admit(timeout)
         except BaseException:
@@ -127,6 +148,7 @@ class FakeSession:
 
     async def drive_after(self, preface: Preface, call: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run `preface`, then `call`: here each is an exchange of its own."""
+        timeout = self._command_timeout if timeout is None else timeout
         until = math.inf if timeout is None else trio.current_time() + timeout
 
         async def opening() -> None:
@@ -326,6 +348,9 @@ class FakeSession:
     def _rest(self) -> None:
         in_transaction = self.backend.executor.rest_state != "idle"
         self._status = Status.IN_TRANSACTION if in_transaction else Status.IDLE
+        if self._forgets is not None:
+            self._raw.plans.forget(self._forgets)
+            self._forgets = None
 
     async def _cancel_and_drain(self) -> bool:
         pending = self._pending

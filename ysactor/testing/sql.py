@@ -222,7 +222,7 @@ def _show(m: Match) -> Result:
     value = m.session.setting(name)
     if value is None:
         raise error("42704", f'unrecognized configuration parameter "{name}"')
-    return _one(name, value)
+    return Result.of([{name: value}], tag="SHOW")
 
 
 @_knows(rf"select (?:{_SCHEMA})current_setting\({_VALUE}\)")

@@ -17,6 +17,7 @@ from ...servers import HostPort
 from ..greeting import NOT_POSTGRES, Greeting
 from ..password import password_of
 from ..protocol import ConnectFailure, Phase
+from ..words import TAIL, refusal
 from .dialling import Peer, TlsParts, in_words, secure
 from .loop import Loop, Spawn
 from .names import Wire, new_client_configuration, new_parameters, new_wire
@@ -36,7 +37,7 @@ class LoggedIn:
     loop: Loop
     peer: Peer
     tail: bytes
-    """What was read last. A server may say its last words with the same breath as its welcome."""
+    """The end of what was read. A server may say its last words with the same breath as its welcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ async def start_up(
             tail = await _until(transport, wire, connected)
         finally:
             forget()
-        _judge(connected)
+        _judge(connected, tail)
         if parts is not None:
             wire.is_ssl = True
         try:
@@ -153,8 +154,8 @@ def _settings(config: Config) -> Any:
 
 
 async def _until(transport: Transport, wire: Wire, connected: Any) -> bytes:
-    """Until the login has ended, one way or the other; what was read last."""
-    data, greeting = b"", Greeting()
+    """Until the login has ended, one way or the other; the end of what was read."""
+    tail, greeting = b"", Greeting()
     try:
         while not connected.done():
             await transport.flush()
@@ -166,6 +167,7 @@ async def _until(transport: Transport, wire: Wire, connected: Any) -> bytes:
             if not data:
                 wire.connection_lost(None)
                 continue
+            tail = (tail + data)[-TAIL:]
             understood = greeting.admits(data)
             if understood:
                 try:
@@ -179,12 +181,16 @@ async def _until(transport: Transport, wire: Wire, connected: Any) -> bytes:
         raise ConnectFailure(Phase.TLS, f"the server ended TLS: {error.reason or error}") from error
     except OSError as error:
         raise ConnectFailure(Phase.LOGIN, in_words(error)) from error
-    return data
+    return tail
 
 
-def _judge(connected: Any) -> None:
+def _judge(connected: Any, tail: bytes) -> None:
     """Raise what the login came to, if it failed."""
     error = connected.exception()
+    is_told = isinstance(error, asyncpg.PostgresError) and not isinstance(error, asyncpg.ConnectionDoesNotExistError)
+    if error is not None and not is_told and (said := refusal(tail)) is not None:
+        text, sqlstate = said
+        raise ConnectFailure(Phase.LOGIN, text, sqlstate=sqlstate) from error
     match error:
         case None:
             return

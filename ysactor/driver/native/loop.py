@@ -78,12 +78,15 @@ class Handle:
         return self.when < other.when
 
     def run(self) -> None:
-        """Run it. What it raises is logged: it is somebody else's code, and the session lives on."""
+        """Run it. What it raises is logged: it is somebody else's code, and the session lives on.
+
+        asyncio's `CancelledError`, which is no `Exception`, is as good as one here: nothing of Trio's is cancelled.
+        """
         if self.cancelled_:
             return
         try:
             self.callback(*self.args)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             logger.exception("a callback of a connection raised")
 
 

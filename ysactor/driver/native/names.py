@@ -44,8 +44,9 @@ _WANTED: tuple[tuple[object, str, tuple[str, ...]], ...] = (
         (
             *("_cancel_current_command", "_drop_local_statement_cache", "_listeners", "_log_listeners", "_top_xact"),
             *("_copy_out", "_execute", "_protocol", "_query_loggers", "_stmt_cache", "_drop_global_statement_cache"),
+            *("_drop_global_type_cache", "_drop_local_type_cache"),
             *("add_listener", "add_log_listener", "is_closed", "reload_schema_state", "__slots__"),
-            *("_get_statement", "_get_unique_id", "_cleanup_stmts", "_stmts_to_close"),
+            *("_get_statement", "_get_unique_id", "_cleanup_stmts", "_maybe_gc_stmt", "_stmts_to_close"),
         ),
     ),
 )
@@ -162,6 +163,11 @@ def hears(raw: Any) -> bool:
     return bool(raw._listeners or raw._log_listeners)
 
 
-def forget_statements(raw: Any) -> None:
-    """Drop the connection's prepared statements; asyncpg closes them on the server with its next `prepare`."""
+def forget_statements(raw: Any, types: bool = False) -> None:
+    """Drop the connection's prepared statements; asyncpg closes them on the server with its next `prepare`.
+
+    With `types` also what it has learnt of the database's types; the codecs that somebody set stay.
+    """
+    if types:
+        raw._drop_local_type_cache()
     raw._drop_local_statement_cache()

@@ -25,7 +25,7 @@ def is_plain(call: object) -> bool:
 class NativeConnection(RawConnection):  # type: ignore[misc]  # it is Any to mypy: asyncpg ships no types
     """asyncpg's connection, driven by Trio. Its coroutines are run by `Session.drive`, never awaited."""
 
-    __slots__ = ("_native_loop", "_native_transport", "expect_rows")
+    __slots__ = ("_native_loop", "_native_transport", "expect_rows", "on_outdated")
 
     def __init__(
         self, wire: Wire, transport: Transport, loop: Loop, address: object, settings: Any, parameters: Any
@@ -35,6 +35,8 @@ class NativeConnection(RawConnection):  # type: ignore[misc]  # it is Any to myp
         self._native_transport = transport
         self.expect_rows: Callable[[], None]
         """Has the session read the rows of a COPY that is about to be sent (see `CopyOut`)."""
+        self.on_outdated: list[Callable[[bool], None]] = []
+        """See `Session.on_outdated`."""
 
     async def _execute(
         self,
@@ -76,6 +78,21 @@ class NativeConnection(RawConnection):  # type: ignore[misc]  # it is Any to myp
             record_class=record_class,
         )
         return cast("Any", await anew)
+
+    # asyncpg's own reach the other connections through the proxy of its own pool, which there is none of here.
+
+    def _drop_global_statement_cache(self) -> None:
+        super()._drop_global_statement_cache()
+        self.tell_outdated(False)
+
+    def _drop_global_type_cache(self) -> None:
+        super()._drop_global_type_cache()
+        self.tell_outdated(True)
+
+    def tell_outdated(self, types: bool) -> None:
+        """What was cached of the schema, and of types, is old."""
+        for tell in self.on_outdated:
+            tell(types)
 
     async def _copy_out(self, copy_stmt: str, output: Any, timeout: float | None) -> Any:
         self.expect_rows()

@@ -13,9 +13,10 @@ import trio
 from trio.lowlevel import checkpoint, enable_ki_protection
 
 from ...errors import ConnectionLost
+from ...policy.classify import names_a_dropped_type
 from ...servers import HostPort
 from ..protocol import ConnectFailure, Preface, SessionEvents, Status
-from ..remedies import STALE
+from ..remedies import STALE, has_lost_track
 from .bounds import Expired, Grace, Limits
 from .cancel import send_cancel
 from .copying import Source
@@ -46,28 +47,38 @@ class _Stage(Enum):
 _IDLE, _BUSY, _ABANDONED, _CLOSED = _Stage.IDLE, _Stage.BUSY, _Stage.ABANDONED, _Stage.CLOSED
 
 
+_NONE = Limits()
+
+
 class NativeSession:
     """A `Session` on a Trio socket. The caller of `drive` reads the socket; between calls the driver's watch does."""
 
     __slots__ = (
-        *("__weakref__", "_bounded", "_events", "_hearing", "_host", "_idle_again", "_limits", "_link", "_loop"),
-        *("_peer", "_raw", "_settled", "_stage", "_statements_since", "_untold", "_watch"),
+        *("__weakref__", "_bounded", "_events", "_expects", "_forgets", "_hearing", "_host", "_idle_again", "_limits"),
+        *("_limits_once_owned", "_link", "_loop", "_peer", "_raw", "_settled", "_stage", "_statements_since"),
+        *("_untold", "_watch", "on_outdated"),
     )
 
     def __init__(self, host: HostPort, parts: LoggedIn, watch: Watch, limits: Limits) -> None:
         self._host = host
         self._raw = parts.raw
+        self.on_outdated: list[Callable[[bool], None]] = parts.raw.on_outdated
         self._peer = parts.peer
         self._loop = parts.loop
         self._link = Link(parts, self._ended)
         self._watch = watch
-        self._limits = limits
-        self._bounded = limits.any
+        self._limits = _NONE
+        self._limits_once_owned = limits
+        self._bounded = False
         self._statements_since = trio.current_time()
         self._stage = _IDLE
         self._events: SessionEvents | None = None
         self._untold = False
         self._hearing = False
+        self._expects = False
+        """Whether a LISTEN was sent that asyncpg knows nothing of."""
+        self._forgets: bool | None = None
+        """Statements, or (True) types too, are to be forgotten when the call that is under way is over."""
         self._settled: trio.Event | None = None
         self._idle_again: trio.Event | None = None
         watch.add(self, parts.transport.sock)
@@ -103,11 +114,25 @@ class NativeSession:
             self._stage is _IDLE and not self._link.wire.is_in_transaction() and self._raw._top_xact is None  # pyright: ignore[reportPrivateUsage]
         )
 
-    def forget_statements(self) -> None:
-        forget_statements(self._raw)
+    def forget_statements(self, *, types: bool = False) -> None:
+        if self._stage is _IDLE:
+            forget_statements(self._raw, types)
+        elif self._stage is not _CLOSED:
+            # The call may be about to use a statement that it has looked up; asyncpg would close that on the server.
+            self._forgets = types or self._forgets is True
+            self._link.stirred = self._loop.odd = True  # or the end of the call would not look
+
+    def expect_notifications(self) -> None:
+        self._expects = True
+        if self._stage is _IDLE:
+            self._hear()
+        else:
+            self._link.stirred = self._loop.odd = True  # or the end of the call would not look
 
     def attach(self, events: SessionEvents) -> None:
         self._events = events
+        self._limits = self._limits_once_owned
+        self._bounded = self._limits.any
         self._tell()
 
     def source(self, rows: AsyncIterable[Any]) -> AsyncIterable[Any]:
@@ -209,15 +234,15 @@ class NativeSession:
         """What an error of a call says of the session. Raises `ConnectionLost` if it is over."""
         link = self._link
         if isinstance(error, OVER) and error is not link.users_error:
-            if type(error) is asyncpg.InternalClientError:
-                # asyncpg has lost track of the conversation: as a rule because the server has ended it in the middle of
-                # a call that has several statements.
+            if has_lost_track(error):
                 link.lose_track(error)
             if link.closed:
                 raise ConnectionLost(link.reason, self._host) from error
         if getattr(error, "sqlstate", None) in STALE:
             # A prepared statement has turned out to be of no more use.
             forget_statements(self._raw)
+            if names_a_dropped_type(error):
+                self._raw.tell_outdated(False)
 
     async def _admit(self, timeout: float | None, due: float) -> None:
         """Wait until a call may start, or raise why it may not."""
@@ -263,14 +288,21 @@ class NativeSession:
     def _rest(self) -> None:
         """Become idle, and catch up with what happened on the socket meanwhile."""
         self._stage = _IDLE
-        hearing = hears(self._raw)
-        if hearing is not self._hearing:
-            self._hearing = hearing
-            self._watch.hear(self, hearing)
+        if self._forgets is not None:
+            forget_statements(self._raw, self._forgets)
+            self._forgets = None
+        self._hear()
         if self._link.stirred:
             self._link.drain()
         self._link.recount()
         self._wake()
+
+    def _hear(self) -> None:
+        """Have the idle socket watched for data where there may be some."""
+        hearing = self._expects or hears(self._raw)
+        if hearing is not self._hearing:
+            self._hearing = hearing
+            self._watch.hear(self, hearing)
 
     def _wake(self) -> None:
         for event in (self._settled, self._idle_again):

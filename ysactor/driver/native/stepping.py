@@ -32,6 +32,9 @@ async def run(link: Link, call: Coroutine[Any, Any, T], grace: Grace | None = No
     """Run a coroutine of asyncpg's to its end. Interrupted, it has left it (see `leave`) when the exception comes out.
 
     Its body is one long function on purpose: each coroutine in between costs every wait 0.06 µs (measured).
+
+    No variable of it may hold what comes out as an exception, nor the future that held it: the exception's traceback
+    holds this frame, and the call with its arguments, which only the garbage collector would then find.
     """
     loop = link.loop
     task = loop.task
@@ -82,15 +85,16 @@ async def run(link: Link, call: Coroutine[Any, Any, T], grace: Grace | None = No
                     leave(link, call, waiting)
                     raise
             if put_off and grace is not None:
+                rest, waiting = run(link, call, None, waiting), None
                 with grace.shield():
-                    return await run(link, call, None, waiting)
+                    return await rest
                 raise Expired  # and the call has been left all the same
             if not waiting.done():  # closed, and asyncpg does not fail those futures
                 error = ConnectionResetError(link.reason)
         elif waiting is not _START:
             parked = True
             value, error, raised = await _attend(link, call, waiting)
-            original = raised or original
+            original, raised = raised or original, None
         if loop.odd and loop.task.cancel_due and error is None:
             loop.task.cancel_due = False
             error = CancelledError()
@@ -98,6 +102,7 @@ async def run(link: Link, call: Coroutine[Any, Any, T], grace: Grace | None = No
         set_running_loop(loop)
         enter_task(loop, task)
         token = None if other is None else other.set(loop)
+        waiting = None
         try:
             waiting = call.send(value) if error is None else call.throw(error)
         except StopIteration as end:
@@ -115,14 +120,17 @@ async def run(link: Link, call: Coroutine[Any, Any, T], grace: Grace | None = No
             link.shut("a call was torn out of asyncpg")
             raise
         finally:
+            value = error = None
             leave_task(loop, task)
             set_running_loop(outer)
             if other is not None and token is not None:
                 other.reset(token)
-        value = error = None
     if original is not None:
         link.users_error = original
-        raise original
+        try:
+            raise original
+        finally:
+            del original
     if not parked:
         await cancel_shielded_checkpoint()  # shielded: what the call did cannot be undone
     return result
@@ -140,8 +148,10 @@ async def run_plain(link: Link, call: Coroutine[Any, Any, T], grace: Grace | Non
     except BaseException:
         call.close()
         raise
+    if loop.odd:
+        return await run(link, call, grace)
     waiting: Any = _START
-    while not loop.odd:
+    while True:
         try:
             waiting = call.send(None)
         except StopIteration as end:
@@ -169,10 +179,15 @@ async def run_plain(link: Link, call: Coroutine[Any, Any, T], grace: Grace | Non
             if grace is None or not grace.covers(interruption):
                 leave(link, call, waiting)  # pyright: ignore[reportUnknownArgumentType]
                 raise
+            rest, waiting = run(link, call, None, waiting), None
             with grace.shield():
-                return await run(link, call, None, waiting)
+                return await rest
             raise Expired from None
-    return await run(link, call, grace, waiting)
+        if loop.odd:
+            break
+        waiting = None  # see `run`
+    rest, waiting = run(link, call, grace, waiting), None
+    return await rest
 
 
 async def run_with_users_code(link: Link, call: Coroutine[Any, Any, T], grace: Grace | None = None) -> T:
