@@ -15,7 +15,7 @@ import trio
 import ysactor
 from integration.scenario import Case, Transport, on_both_transports, open_case, until, watched
 from ysactor.testing.postgres import PostgresServer, Replicated, SharedData, ThreeZones
-from ysactor.testing.proxy import FaultProxy
+from ysactor.testing.proxy import FaultProxy, open_fault_proxy
 
 pytestmark = watched
 
@@ -343,6 +343,81 @@ async def test_an_old_primary_whose_sessions_live_on_is_left_at_the_first_write_
         assert pool.statistics().connections_closed == {"read_only": 4}
         assert 1 <= refused < 30
     assert entries([bed.servers[1]]) == Counter([1, 1])
+
+
+@on_both_transports
+async def test_one_address_that_leads_to_the_new_primary_costs_one_refused_write(
+    replicated: Replicated, transport: Transport
+) -> None:
+    """C32: behind a relay, or a name that moves, a probe of the address says nothing of the sessions that are there."""
+    bed = replicated
+    old, new = bed.servers[:2]
+    old.sql("create table entries(number int not null)")
+    await trio.to_thread.run_sync(bed.catch_up, 0)
+    async with (
+        open_fault_proxy((old.host, old.port)) as relay,
+        ysactor.open_pool(
+            f"postgresql://yugabyte@{relay.address[0]}:{relay.address[1]}/yugabyte",
+            driver=transport,
+            pool_size=4,
+            target_session_attrs="read-write",
+            rebalance_interval=3600,
+        ) as pool,
+    ):
+        await pool.ready(4)
+        held = await pool.checkout()
+        relay.upstream = (new.host, new.port)
+        await promote_and_fence(bed)
+        with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+            await pool.transaction(write, 1)
+        await until(
+            lambda: pool.statistics().connections_closed == {"read_only": 3}, "those that nobody holds have moved"
+        )
+        await pool.transaction(write, 2)
+        pool.checkin(held)
+        await until(lambda: pool.statistics().connections_closed == {"read_only": 4}, "the last has moved")
+        for number in range(3, 9):
+            await pool.transaction(write, number)
+    assert entries([new]) == Counter(range(2, 9))
+
+
+@on_both_transports
+async def test_a_commit_that_is_given_up_leaves_no_session_behind(replicated: Replicated, transport: Transport) -> None:
+    """The synchronous standby is gone: each COMMIT waits for it, and each caller is cancelled."""
+    bed = replicated
+    bed.servers[0].sql("create table entries(number int not null)")
+    await trio.to_thread.run_sync(bed.catch_up, 0)
+    await trio.to_thread.run_sync(bed.synchronous, 0, 1)
+    unknown = 0
+
+    async def give_up(pool: ysactor.Pool, number: int) -> None:
+        nonlocal unknown
+        try:
+            with trio.move_on_after(0.2):
+                await pool.transaction(write, number)
+        except ysactor.CommitOutcomeUnknown:
+            unknown += 1
+
+    async with open_case(bed, transport, dsn=bed.dsn(0), pool_size=3) as case:
+        await case.pool.ready(3)
+        standbys = range(1, len(bed.servers))
+        for standby in standbys:
+            await bed.freeze(standby)
+        try:
+            async with trio.open_nursery() as nursery:
+                for number in range(3):
+                    nursery.start_soon(give_up, case.pool, number)
+            assert unknown == 3
+            await case.pool.ready(3)
+
+            async def as_many_as_the_pool() -> bool:
+                return await case.truth.count() == 3
+
+            await until(as_many_as_the_pool, "the sessions that were given up have ended")
+        finally:
+            for standby in standbys:
+                await bed.thaw(standby)
+        assert case.pool.statistics().commits_unknown == 3
 
 
 @on_both_transports

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -237,3 +239,54 @@ async def test_a_server_that_dies_while_it_prepares_is_followed_by_another(
                     assert pool.statistics().by_host == {f"{second.host}:{second.port}": 1}
                     assert [str(failed) for failed in pool.cluster.info().failed] == [f"{first.host}:{first.port}"]
             await trio.sleep_forever()
+
+
+class _Cutter:
+    """Passes bytes on, and ends a connection in the same moment as it passes on the answer to a marked statement."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+
+    async def handle(self, client: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            server = await trio.open_tcp_stream(self._server.host, self._server.port)
+            async with client, server, trio.open_nursery() as nursery:
+                marked = trio.Event()
+                nursery.start_soon(self._pass_back, server, client, marked)
+                async for piece in client:
+                    await server.send_all(piece)
+                    if b"marked" in piece:
+                        marked.set()
+                nursery.cancel_scope.cancel()
+
+    async def _pass_back(self, server: trio.SocketStream, client: trio.SocketStream, marked: trio.Event) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async for piece in server:
+                if marked.is_set() and piece[-6:-1] == b"Z\0\0\0\5":
+                    # No checkpoint in between: whoever reads the answer finds the end behind it.
+                    with socket.socket(fileno=os.dup(client.socket.fileno())) as plain:
+                        plain.sendall(piece)
+                        plain.shutdown(socket.SHUT_WR)
+                    return
+                await client.send_all(piece)
+
+
+async def test_a_connection_that_ends_with_its_answer_to_prepare_is_lost(
+    three_zones: ThreeZones, transport: Transport
+) -> None:
+    """asyncpg has an answer by then, and a statement of no use."""
+    async with trio.open_nursery() as nursery:
+        listeners: list[trio.SocketListener] = await nursery.start(
+            partial(trio.serve_tcp, _Cutter(three_zones.servers[0]).handle, 0, host="127.0.0.1")
+        )
+        port = listeners[0].socket.getsockname()[1]
+        async with ysactor.open_pool(
+            f"postgresql://yugabyte@127.0.0.1:{port}/yugabyte", driver=transport, pool_size=1
+        ) as pool:
+            for number in range(20):
+                with pytest.raises(ysactor.ConnectionLost) as caught:
+                    async with pool.acquire() as conn:
+                        statement = await conn.prepare(f"SELECT {number} AS marked")
+                        await statement.fetchval()
+                assert caught.value.server is not None
+        nursery.cancel_scope.cancel()

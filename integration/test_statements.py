@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
+import asyncpg
 import pytest
 import trio
 
@@ -59,6 +60,88 @@ async def test_a_table_that_changes_shape_is_noticed_by_nobody(shared_data: Shar
         shared_data.server.sql("alter table shape add column c int default 3")
         for _ in range(8):
             assert await on_each("statement") == [[(1, 2, 3)]] * 4
+        assert pool.statistics().connections_closed == {}
+
+
+@BOTH
+@pytest.mark.parametrize("changes", [("table",), ("type",), ("table", "type")])
+async def test_a_changed_schema_that_one_connection_meets_is_met_by_no_other(
+    shared_data: SharedData, transport: Transport, changes: tuple[str, ...]
+) -> None:
+    """C52: the one run more of a transaction would otherwise meet the next connection's statement, which is as old."""
+    shared_data.server.sql(
+        "create type pair as (x int)", "create table shape(p pair)", "insert into shape values (row(1))"
+    )
+    text = "SELECT * FROM shape"
+    added = 0
+
+    def alter() -> None:
+        nonlocal added
+        added += 1
+        what = {"table": f"table shape add column c{added}", "type": f"type pair add attribute a{added}"}
+        shared_data.server.sql(*(f"alter {what[change]} int" for change in changes))
+
+    async def read(conn: ysactor.Connection | ysactor.Pool) -> int:
+        row = await conn.fetchrow(text)
+        found = {"table": len(row) - 1, "type": len(row["p"]) - 1}
+        assert len({found[change] for change in changes}) == 1
+        return found[changes[0]]
+
+    async with (
+        open_case(shared_data, transport, pool_size=10) as case,
+        ysactor.open_pool(shared_data.dsn(), driver=transport, pool_size=2) as another,
+    ):
+        pool = case.pool
+
+        async def warm() -> None:
+            """Have every connection keep the statement, in turn."""
+            leases = [await pool.checkout() for _ in range(10)]
+            for conn in leases:
+                await read(conn)
+                pool.checkin(conn)
+
+        await warm()
+        alter()
+        assert [await pool.transaction(read) for _ in range(20)] == [added] * 20
+        assert pool.statistics().transactions_retried == len(changes)
+
+        alter()
+        answers: list[int] = []
+
+        async def one() -> None:
+            answers.append(await pool.transaction(read))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(one)
+        assert answers == [added] * 20
+
+        # One that is in a call meanwhile forgets as the call ends: it may be about to use what it has looked up.
+        await warm()
+        alter()
+        before = pool.statistics().transactions_retried
+        busy = await pool.checkout()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(busy.fetch, "SELECT pg_sleep(0.2)")
+            await trio.sleep(0.05)
+            assert await pool.transaction(read) == added
+        assert pool.statistics().transactions_retried == before + len(changes)
+        async with busy.transaction():
+            assert await read(busy) == added
+        assert await busy.fetchval(f"SELECT count(*) FROM pg_prepared_statements WHERE statement = '{text}'") == 1
+        pool.checkin(busy)
+
+        await warm()
+        await read(another)
+        alter()
+        for each in (pool, another):
+            failures = 0
+            for _ in range(20):
+                try:
+                    assert await read(each) == added
+                except asyncpg.OutdatedSchemaCacheError:
+                    failures += 1
+            assert failures == (1 if "type" in changes else 0), "each pool finds it out by itself"
         assert pool.statistics().connections_closed == {}
 
 

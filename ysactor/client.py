@@ -16,7 +16,8 @@ from .config import Config
 from .connection.setup import Preparation
 from .connection.single import open_single
 from .driver.choose import choose
-from .errors import PoolClosed
+from .errors import ConfigurationError, PoolClosed
+from .options.readers import shown
 from .pool.actor import PoolActor
 from .pool.handle import Pool
 
@@ -69,6 +70,15 @@ class Cluster:
             yield conn
 
 
+def _chance(rng: object) -> Random:
+    """Where all chance comes from. Raises `ConfigurationError` for what is no `random.Random`."""
+    if rng is None:
+        return Random()
+    if not isinstance(rng, Random):
+        raise ConfigurationError([f"rng: expected a random.Random, not {shown(rng)}"])
+    return rng
+
+
 @asynccontextmanager
 async def open_cluster(
     dsn: str | None = None,
@@ -86,7 +96,7 @@ async def open_cluster(
         config = Config.of(dsn, options)
     finally:
         del dsn, options  # they may hold a password, and a traceback may print this frame's variables
-    async with open_cluster_of(config, driver, rng if rng is not None else Random()) as cluster:
+    async with open_cluster_of(config, driver, _chance(rng)) as cluster:
         yield cluster
 
 
@@ -140,7 +150,7 @@ async def open_pool(
         config = Config.of(dsn, options)
     finally:
         del dsn, options  # they may hold a password, and a traceback may print this frame's variables
-    chance = rng if rng is not None else Random()
+    chance = _chance(rng)
     async with open_cluster_of(config, driver, chance) as cluster, open_pool_over(cluster, config, chance) as pool:
         yield pool
 

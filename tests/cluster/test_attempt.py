@@ -140,7 +140,7 @@ async def test_trap_14_what_the_drivers_report_makes_of_its_server(
     result = await attempt(Failing(FakeCluster.of(1)), Config(), AT, check_role=True)
 
     assert isinstance(result, Failure)
-    assert (result.kind, result.detail) == (kind, "why")
+    assert (result.kind, result.detail, result.tells) == (kind, "why", True)
     assert result.error is cause or cause is None
 
 
@@ -165,7 +165,7 @@ async def test_c65_without_a_password_the_login_is_rejected_and_no_server_is_dow
     result = await tried(world, Config(password=Secret(function)))
 
     assert isinstance(result, Failure)
-    assert (result.kind, result.detail) == (Kind.REJECTED, detail)
+    assert (result.kind, result.detail, result.tells) == (Kind.REJECTED, detail, False)
     assert "s3cret" not in repr(result)
     assert world.sessions == 0
 
@@ -181,7 +181,7 @@ async def test_c65_whatever_the_cause_that_there_is_no_password_is_not_the_serve
     result = await attempt(Failing(FakeCluster.of(1)), Config(), AT, check_role=True)
 
     assert isinstance(result, Failure)
-    assert (result.kind, result.detail) == (Kind.REJECTED, "why")
+    assert (result.kind, result.detail, result.tells) == (Kind.REJECTED, "why", False)
 
 
 async def test_a_bug_in_the_driver_propagates() -> None:
@@ -200,7 +200,7 @@ async def test_the_limit_is_for_the_whole_attempt_set_up_included(autojump_clock
     result = await tried(world, Config(connect_timeout=5, target_session_attrs="read-write"))
 
     assert isinstance(result, Failure)
-    assert (result.kind, result.detail) == (Kind.UNREACHABLE, "no answer within 5 s")
+    assert (result.kind, result.detail, result.tells) == (Kind.UNREACHABLE, "no answer within 5 s", True)
     assert trio.current_time() == pytest.approx(5)
     assert world.sessions == 0
 

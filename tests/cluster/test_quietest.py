@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -161,7 +161,12 @@ class CachedPlacement(RuleBasedStateMachine):
     def what_is_kept_is_what_is_true(self) -> None:
         if not hasattr(self, "state"):
             return
-        places = fallback.places(self.config, self.state.servers, self.state.failed)
+        hosts = [server.at for server in self.state.servers] + list(self.config.hosts)
+        for tried in (frozenset[HostPort](), *(frozenset({at}) for at in hosts), frozenset(self.config.hosts)):
+            self._is_true_of(tried)
+
+    def _is_true_of(self, tried: frozenset[HostPort]) -> None:
+        places = fallback.places(self.config, self.state.servers, self.state.failed, tried)
         seen: list[Server] = []
 
         def choose(servers: Sequence[Server]) -> Server:
@@ -169,7 +174,7 @@ class CachedPlacement(RuleBasedStateMachine):
             return servers[0]
 
         # At the time of the last event: a refresh that is due is started by whoever asks, not by asking.
-        answer, effects = self.state.place(frozenset(), self.now, choose)
+        answer, effects = self.state.place(tried, self.now, choose)
         assert tuple(seen) == (self._before_it(answer, places) if isinstance(answer, Reservation) else ())
         self._note(effects)
         if isinstance(answer, Reservation):
@@ -221,6 +226,55 @@ def test_no_server_is_looked_at_once_the_order_is_kept() -> None:
         kept.moved(server.at, 1)
         assert kept.servers
     assert load.asked == len(servers)
+
+
+class CountingServers(tuple[Server, ...]):
+    """Counts how often all of them are looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Server]:
+        self.looks += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("down", [60, 100])
+def test_when_servers_fail_all_are_looked_at_for_each_server_that_failed_and_not_for_each_connection(down: int) -> None:
+    """Ten connections to each of a hundred servers fail in the same moment: the actor takes up all of that at once."""
+    servers = CountingServers(Server("10.0.0.1", port) for port in range(5000, 5100))
+    hosts = tuple(server.at for server in servers[:3])
+    state = ClusterState(Config(hosts=hosts, load_balance=LoadBalance.ANY))
+    state.start(0.0)
+    state.discovery_ended(Listing(hosts[0], servers, Choice()), 0.0)
+    refused = Failure(Kind.UNREACHABLE, ConnectionRefusedError(), "connection refused")
+    failing = {server.at for server in servers[:down]}
+    under_way: list[tuple[Reservation, frozenset[HostPort]]] = []
+    for _ in range(1000):
+        answer, _ = state.place(frozenset(), 1.0, lambda tied: tied[0])
+        assert isinstance(answer, Reservation)
+        under_way.append((answer, frozenset({answer.at})))
+    servers.looks = 0
+
+    ended = 0
+    while under_way:
+        for one, _ in under_way:
+            if one.at in failing:
+                state.open_failed(one, refused, 1.0)
+            else:
+                state.opened(one, 1.0)
+        again: list[tuple[Reservation, frozenset[HostPort]]] = []
+        for one, tried in under_way:
+            if one.at not in failing:
+                continue
+            answer, _ = state.place(tried, 1.0, lambda tied: tied[0])
+            if isinstance(answer, Reservation):
+                again.append((answer, tried | {answer.at}))
+            else:
+                ended += 1
+        under_way = again
+
+    assert ended == (1000 if down == 100 else 0)
+    assert servers.looks <= 20
 
 
 def test_the_ledger_keeps_one_order_and_takes_another_up_from_the_truth() -> None:

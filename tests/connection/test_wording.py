@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from ysactor.connection.wording import Deed, deed_of
@@ -66,9 +68,42 @@ ROLLBACK = Deed(ends=True)
         ("deallocate one", Deed(forgets=True)),
         ("DISCARD ALL", Deed(role=True, forgets=True)),
         ("DISCARD PLANS", None),
+        # notifications
+        ("LISTEN news", Deed(listens=True)),
+        ('SELECT 1; /* to what? */ listen "odd name"', Deed(listens=True)),
+        ("BEGIN; LISTEN news; COMMIT", Deed(ends=True, commits=True, listens=True)),
+        ("UNLISTEN news", None),
+        ("SELECT listen FROM t WHERE x = 'y; listen news'", None),
     ],
 )
 def test_what_is_known_of_a_statement(query: str, deed: Deed | None) -> None:
     assert deed_of(query) == deed
     long = query + "\n" + " " * 20_000
     assert deed_of(long) == deed, "a long text is looked at as well"
+
+
+@pytest.mark.parametrize(
+    ("before", "long", "after"),
+    [
+        ("SELECT '", "x", "' -- the end"),
+        ("SELECT '", "''", "' -- the end"),
+        ("SELECT '", "x''", "' -- the end"),
+        ("SELECT E'", "x", "' -- the end"),
+        ("SELECT E'", r"\'", "' -- the end"),
+        ('SELECT 1 AS "', "x", '" -- the end'),
+        ("SELECT $a$", "x", "$a$ -- the end"),
+        ("SELECT 'the end' -- ", "x", ""),
+        ("SELECT 'the end' /* ", "x", " */"),
+        ("SELECT /* the end */ '", "x", ""),
+        ("SELECT /* the end */ $a$", "x", ""),
+    ],
+)
+def test_a_long_literal_costs_little_more_memory_than_its_own_copies(before: str, long: str, after: str) -> None:
+    query = before + long * 200_000 + after
+    tracemalloc.start()
+    try:
+        assert deed_of(query) is None
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 5 * len(query)

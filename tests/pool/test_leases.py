@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -571,3 +572,25 @@ async def test_what_ends_a_lease_with_an_error_leaves_no_cycle_behind(world: Fak
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
+
+
+@pytest.mark.parametrize("wrong", [b"SELECT 1", None, 5])
+async def test_what_is_no_query_is_refused_before_anything_is_sent(
+    world: FakeCluster, open_pool: OpenPool, wrong: Any
+) -> None:
+    """asyncpg finds out in the middle of a message, and closes the connection over it."""
+    async with open_pool(pool_size=1) as pool:
+        await pool.ready()
+        world.journal.clear()
+        for call in (pool.fetch, pool.fetchrow, pool.fetchval, pool.execute):
+            with pytest.raises(TypeError, match="a query is a str"):
+                await call(wrong)
+        with pytest.raises(TypeError, match="a query is a str"):
+            await pool.executemany(wrong, [(1,)])
+        async with pool.acquire() as conn:
+            with pytest.raises(TypeError, match="a query is a str"):
+                await conn.prepare(wrong)
+            with pytest.raises(TypeError, match="run_raw takes a coroutine"):
+                await conn.run_raw(wrong)
+        assert world.journal.statements() == ()
+        assert pool.statistics().connections_opened == 1

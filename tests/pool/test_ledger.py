@@ -23,6 +23,17 @@ class Session:
 
     def __init__(self) -> None:
         self.status = Status.IDLE
+        self.forgotten: list[bool] = []
+        """For each time that it was told to forget its statements, whether types too."""
+        self.on_outdated: list[Callable[[bool], None]] = []
+
+    def forget_statements(self, *, types: bool = False) -> None:
+        self.forgotten.append(types)
+
+    def meet(self, types: bool) -> None:
+        """A call meets what is from before the schema changed."""
+        for tell in self.on_outdated:
+            tell(types)
 
     def is_clean(self) -> bool:
         return self.status is Status.IDLE
@@ -64,6 +75,48 @@ def test_a_fixed_pool_takes_the_one_that_has_rested_longest() -> None:
     taken = [bench.ledger.take(0), bench.ledger.take(0), bench.ledger.take(0), bench.ledger.take(0)]
 
     assert taken == [first, second, third, None]
+
+
+def test_a_schema_that_one_finds_changed_is_forgotten_by_all_others_whoever_has_them() -> None:
+    bench = Bench()
+    records = [bench.open() for _ in range(3)]
+    assert bench.ledger.take(0) is records[0]
+    assert bench.ledger.take(0) is records[1]
+
+    session_of(records[0]).meet(False)
+    session_of(records[0]).meet(True)
+
+    assert [session_of(record).forgotten for record in records] == [[], [False, True], [False, True]]
+    assert (bench.ledger.leased, bench.ledger.idle, bench.closed) == (2, 1, [])
+
+
+def test_one_whose_opening_began_before_the_schema_changed_forgets_what_it_prepared_and_a_later_one_does_not() -> None:
+    bench = Bench()
+    first = bench.open()
+    slow, failed = Record(8, no_mailbox()), Record(9, no_mailbox())
+    bench.ledger.opening(slow)
+    bench.ledger.opening(failed)
+
+    session_of(first).meet(False)
+    slow.session = cast("Any", Session())
+    bench.ledger.opened(slow, 0)
+    bench.ledger.gone(failed.number)
+    later = bench.open()
+
+    assert [session_of(record).forgotten for record in (first, slow, later)] == [[], [True], []]
+
+
+def test_one_that_died_before_it_was_heard_to_be_open_is_nobodys() -> None:
+    bench = Bench()
+    record = Record(9, no_mailbox())
+    bench.ledger.opening(record)
+    record.session = cast("Any", Session())
+    record.end("closed by the server")
+
+    bench.ledger.opened(record, 0)
+
+    assert bench.closed == [(9, "lost")]
+    assert (bench.ledger.idle, bench.ledger.leased, bench.ledger.take(0)) == (0, 0, None)
 
 
 def test_an_elastic_pool_takes_the_one_that_was_used_last() -> None:

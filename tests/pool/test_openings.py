@@ -224,6 +224,91 @@ async def test_an_error_in_on_connect_fails_that_connection_and_no_server(
         assert set(info.counts.values()) == {0}
 
 
+@pytest.mark.parametrize("size", [{"pool_size": 6}, {"min_size": 0, "max_size": 6}])
+async def test_an_on_connect_that_fails_on_one_server_leaves_the_others_to_serve(
+    world: FakeCluster, open_pool: OpenPool, size: dict[str, int]
+) -> None:
+    """That server is never marked, so it stays the quietest: every opening would go there."""
+    broken = str(world.servers[2].at)
+
+    async def prepare(conn: ysactor.Connection) -> None:
+        if str(conn.server) == broken:
+            raise KeyError("mine")
+
+    async with open_pool(on_connect=prepare, **size) as pool:
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(pool.fetchval, "SELECT pg_sleep(1)")
+        assert sorted(pool.statistics().by_host.values()) == [3, 3]
+        assert trio.current_time() < 1.5
+        info = pool.cluster.info()
+        assert info.failed == info.rejected == ()
+        assert info.counts[broken] == info.pending[broken] == 0
+
+
+async def test_a_password_function_that_fails_for_a_while_costs_no_server_its_connections(
+    world: FakeCluster, open_pool: OpenPool
+) -> None:
+    """C65: the servers are well, and are used again as soon as there is a password."""
+    well = True
+
+    def password() -> str:
+        if not well:
+            raise ConnectionRefusedError("the token service is down")
+        return ""
+
+    async with open_pool(pool_size=6, password=password) as pool:
+        await pool.ready(6)
+        well = False
+        for server in world.servers:
+            server.kill_sessions()
+        with pytest.raises(ysactor.ConnectFailed, match="the password function raised"):
+            await pool.fetchval("SELECT 1")
+        await trio.sleep(2)
+        well = True
+        await pool.ready(6, timeout=3)
+        assert set(pool.statistics().by_host.values()) == {2}
+        info = pool.cluster.info()
+        assert info.failed == info.rejected == ()
+
+
+async def test_a_full_server_is_not_stormed_for_each_connection_that_ends(
+    world: FakeCluster, open_pool: OpenPool
+) -> None:
+    full = world.servers[0]
+    full.max_connections = 10
+    full.slow(connect=0.05)
+    async with open_pool(hosts=[str(full.at)], load_balance=False, pool_size=50) as pool:
+        await pool.ready(10)
+        await trio.sleep(10)
+        for _ in range(5):
+            before = len(world.journal.dials())
+            victim = full.sessions[0].pid
+            full.kill_sessions(lambda view, pid=victim: view.pid == pid)
+            await trio.sleep(20)
+            assert len(full.sessions) == 10
+            # One every two seconds at most, and one more beside the one that got in.
+            assert len(world.journal.dials()) - before <= 20
+
+
+async def test_after_an_outage_a_pool_fills_up_within_a_few_round_trips(
+    world: FakeCluster, open_pool: OpenPool
+) -> None:
+    for server in world.servers:
+        server.slow(connect=0.05)
+    async with open_pool(pool_size=30) as pool:
+        await pool.ready(30)
+        for server in world.servers:
+            server.crash()
+        await trio.sleep(30)
+        for server in world.servers:
+            server.recover()
+        await pool.ready(1)
+        first = trio.current_time()
+        await pool.ready(30)
+        assert trio.current_time() - first < 0.3
+
+
 async def test_an_on_connect_that_is_not_async_is_told_so_and_fails_no_server(
     world: FakeCluster, open_pool: OpenPool
 ) -> None:
@@ -458,7 +543,8 @@ async def test_what_on_connect_meets_elsewhere_is_no_fault_of_the_server(
         async def prepare(_: ysactor.Connection) -> None:
             await settings.fetchval("CONFIG")
 
-        async with open_pool(pool_size=1, on_connect=prepare) as pool:
+        hosts = str(world.servers[0].at)
+        async with open_pool(pool_size=1, on_connect=prepare, hosts=hosts, load_balance=False) as pool:
             if met == "loss":
                 await asked.wait()
                 other.servers[0].kill_sessions(lambda _: True)
@@ -494,3 +580,21 @@ async def test_on_connect_and_password_functions_are_interrupted_at_once(open_po
         await pool.fetchval("SELECT 1")
     assert seen
     assert not any(seen)
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "marked"), [("22012", False), ("42601", False), ("55P03", False), ("53200", True), ("57P03", True)]
+)
+async def test_an_sql_error_in_on_connect_tells_of_its_server_only_where_that_cannot_serve(
+    world: FakeCluster, open_pool: OpenPool, sqlstate: str, marked: bool
+) -> None:
+    async def on_connect(conn: ysactor.Connection) -> None:
+        await conn.execute("SELECT set_up")
+
+    world.answer("SELECT set_up", error(sqlstate, "the message"))
+    async with open_pool(pool_size=1, on_connect=on_connect) as pool:
+        with pytest.raises(ysactor.ConnectFailed, match="the message") as caught:
+            await pool.fetchval("SELECT 1")
+        info = pool.cluster.info()
+        assert bool(info.failed or info.rejected) is marked
+        assert ("on_connect raised" in str(caught.value)) is not marked

@@ -131,3 +131,41 @@ async def test_a_pool_that_asked_for_any_server_does_not_care(world: FakeCluster
         await trio.sleep(5)
         assert dials(world) == before
         assert await pool.fetchval("SELECT 1") == 1
+
+
+async def test_a_session_that_a_holder_made_read_only_is_the_only_one_to_go(
+    world: FakeCluster, open_pool: OpenPool
+) -> None:
+    async with open_pool(**in_order(world)) as pool:
+        await pool.ready(3)
+        async with pool.acquire() as conn:
+            spoiled = conn.get_server_pid()
+            await conn.execute("SET default_transaction_read_only TO on")
+            with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+                await conn.execute(INSERT)
+        await trio.sleep(5)
+        assert pool.statistics().connections_closed == {"read_only": 1}
+        assert pool.cluster.info().read_only == ()
+        assert pool.statistics().idle == 3
+        assert spoiled not in {view.pid for view in world.servers[0].sessions}
+        for _ in range(6):
+            await pool.execute(INSERT)
+
+
+async def test_one_that_was_asked_while_idle_is_handed_on(world: FakeCluster, open_pool: OpenPool) -> None:
+    """Others to the address of one that is read-only are asked as well, and callers in line wait for them."""
+    async with open_pool(**in_order(world)) as pool:
+        await pool.ready(3)
+        async with pool.acquire() as conn:
+            await conn.execute("SET default_transaction_read_only TO on")
+            with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+                await conn.execute(INSERT)
+        async with trio.open_nursery() as nursery:
+            for _ in range(9):
+                nursery.start_soon(pool.execute, INSERT)
+        assert pool.statistics().connections_closed == {"read_only": 1}
+        held = await pool.checkout()
+        assert held.is_closed() is False
+        pool.checkin(held)
+        s = pool.statistics()
+        assert (s.idle, s.leased, s.settling) == (3, 0, 0)

@@ -95,6 +95,55 @@ async def test_a_server_that_was_down_gets_its_share_back(world: FakeCluster, op
         assert set(pool.statistics().by_host.values()) == {3}
 
 
+async def test_an_elastic_pool_moves_its_connections_and_keeps_as_many(world: FakeCluster, open_pool: OpenPool) -> None:
+    """Above the minimum too: what is closed to be moved is opened again, without a caller."""
+    first, *others = world.servers
+    for server in others:
+        server.crash()
+    async with open_pool(
+        min_size=0,
+        max_size=9,
+        idle_timeout=None,
+        max_lifetime=None,
+        yb_servers_refresh_interval=1,
+        rebalance_interval=1,
+    ) as pool:
+        for conn in [await pool.checkout() for _ in range(6)]:
+            pool.checkin(conn)
+        assert pool.statistics().by_host == {str(first.at): 6}
+        for server in others:
+            server.recover()
+        await trio.sleep(60)
+        assert sorted(pool.statistics().by_host.values()) == [2, 2, 2]
+        assert pool.statistics().connections_closed == {"rebalanced": 4}
+
+
+async def test_a_connection_that_is_marked_while_it_is_leased_moves_in_an_elastic_pool_too(
+    world: FakeCluster, open_pool: OpenPool
+) -> None:
+    left, stays, _ = world.servers
+    async with open_pool(
+        min_size=0,
+        max_size=2,
+        idle_timeout=None,
+        max_lifetime=None,
+        yb_servers_refresh_interval=1,
+        rebalance_interval=1,
+    ) as pool:
+        conns = [await pool.checkout() for _ in range(2)]
+        held = next(conn for conn in conns if str(conn.server) == str(left.at))
+        world.unlist(left)
+        await trio.sleep(5)
+        for conn in conns:
+            pool.checkin(conn)
+        await trio.sleep(5)
+        assert held.is_closed()
+        assert str(left.at) not in pool.statistics().by_host
+        assert pool.statistics().idle == 2
+        assert pool.statistics().connections_closed == {"rebalanced": 1}
+        assert str(stays.at) in pool.statistics().by_host
+
+
 async def test_a_pool_that_is_never_idle_gets_level_too(world: FakeCluster, open_pool: OpenPool) -> None:
     """With more callers than connections none is ever idle; what is handed on is then what can be moved."""
     down = world.servers[2]
@@ -219,6 +268,88 @@ async def test_nothing_moves_towards_a_server_that_still_fails(world: FakeCluste
         opened = pool.statistics().connections_opened
         await trio.sleep(200)
         assert pool.statistics().connections_opened == opened
+
+
+@pytest.mark.parametrize("zones", [True, False])
+async def test_nothing_moves_towards_a_server_where_on_connect_fails(
+    world: FakeCluster, open_pool: OpenPool, zones: bool
+) -> None:
+    """What was closed would be opened where it was before, and closed again, for ever. One batch after each refresh
+    finds out whether that is still so."""
+    keys = {"topology_keys": "cloud.region.zone-1:1,cloud.region.zone-2:2"} if zones else {}
+    first, second, third = world.servers
+    broken = True
+
+    async def prepare(conn: ysactor.Connection) -> None:
+        if broken and str(conn.server) == str(first.at):
+            raise KeyError("mine")
+
+    first.crash()
+    async with open_pool(
+        hosts=[str(second.at)],
+        pool_size=6,
+        yb_servers_refresh_interval=60,
+        failed_host_reconnect_delay_secs=1,
+        rebalance_interval=5,
+        rebalance_batch=2,
+        on_connect=prepare,
+        **keys,
+    ) as pool:
+        await pool.ready(6)
+        first.recover()
+        await trio.sleep(130)
+        assert pool.cluster.info().failed == ()
+        opened = pool.statistics().connections_opened
+        await trio.sleep(600)
+        assert 10 <= pool.statistics().connections_opened - opened <= 22
+        assert pool.statistics().idle == 6
+
+        broken = False
+        await trio.sleep(130)
+        by_host = {str(first.at): 6} if zones else {str(server.at): 2 for server in (first, second, third)}
+        assert pool.statistics().by_host == by_host
+
+
+async def test_while_nothing_can_be_opened_nothing_is_closed_to_be_elsewhere(
+    world: FakeCluster, open_pool: OpenPool
+) -> None:
+    """What works is kept, on whichever server it is; so is what is in use."""
+    keys = "cloud.region.zone-1:1,cloud.region.zone-2:2"
+    first, second, _ = world.servers
+    broken = False
+
+    async def prepare(_: ysactor.Connection) -> None:
+        if broken:
+            raise KeyError("mine")
+
+    first.crash()
+    async with open_pool(
+        hosts=[str(second.at)],
+        pool_size=6,
+        topology_keys=keys,
+        yb_servers_refresh_interval=20,
+        failed_host_reconnect_delay_secs=1,
+        rebalance_interval=5,
+        rebalance_batch=2,
+        on_connect=prepare,
+    ) as pool:
+        await pool.ready(6)
+        busy = await pool.checkout()
+        broken = True
+        first.recover()
+        await trio.sleep(300)
+        assert pool.statistics().openings_failed > 0
+        held = pool.statistics().by_host[str(second.at)]
+        # The first batch was closed before anybody could know.
+        assert held == 4
+        assert pool.statistics().draining == 0
+        pool.checkin(busy)
+        await trio.sleep(10)
+        assert pool.statistics().by_host == {str(second.at): 4}
+
+        broken = False
+        await trio.sleep(60)
+        assert pool.statistics().by_host == {str(first.at): 6}
 
 
 async def test_statistics_and_the_cluster_tell_the_same(world: FakeCluster, open_pool: OpenPool) -> None:

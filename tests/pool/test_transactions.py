@@ -485,6 +485,85 @@ async def test_a_stale_plan_inside_a_transaction_runs_the_whole_again_once(
         assert runs == 2
 
 
+@pytest.mark.parametrize("at_once", [1, 20])
+@pytest.mark.parametrize("types", [False, True])
+async def test_one_connection_that_meets_a_changed_schema_spares_all_others(
+    bank: FakeCluster, open_pool: OpenPool, at_once: int, types: bool
+) -> None:
+    """C52: the one run more would otherwise meet the next connection's plan, which is as old."""
+    bank.answer("SELECT shape()", None)
+
+    async def fn(conn: ysactor.Connection) -> None:
+        await conn.fetch("SELECT shape()")
+
+    async def all_of_them() -> None:
+        limit = trio.CapacityLimiter(at_once)
+
+        async def one() -> None:
+            async with limit:
+                await pool.transaction(fn)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(one)
+
+    async with open_pool(pool_size=10) as pool:
+        await pool.ready(10)
+        for _ in range(10):
+            await pool.transaction(fn)
+        bank.change_schema(types=types)
+        await all_of_them()
+        statistics = pool.statistics()
+        assert statistics.transactions_committed == 30
+        assert 1 <= statistics.transactions_retried <= (1 if at_once == 1 else 10)
+        await all_of_them()
+        assert pool.statistics().transactions_retried == statistics.transactions_retried
+
+
+async def test_a_table_and_a_type_that_changed_together_run_a_transaction_again_once_for_each(
+    bank: FakeCluster, open_pool: OpenPool
+) -> None:
+    bank.answer("SELECT shape()", None)
+
+    async def fn(conn: ysactor.Connection) -> None:
+        await conn.fetch("SELECT shape()")
+
+    async with open_pool(pool_size=3) as pool:
+        await pool.ready(3)
+        for _ in range(3):
+            await pool.transaction(fn)
+        bank.change_schema()
+        bank.change_schema(types=True)
+        for _ in range(6):
+            await pool.transaction(fn)
+        assert pool.statistics().transactions_retried == 2
+
+
+async def test_a_changed_type_costs_single_statements_one_error_in_all_and_a_changed_table_none(
+    bank: FakeCluster, open_pool: OpenPool
+) -> None:
+    from asyncpg.exceptions import OutdatedSchemaCacheError
+
+    bank.answer("SELECT shape()", None)
+    async with open_pool(pool_size=10) as pool, open_pool(pool_size=1) as another:
+        await pool.ready(10)
+
+        async def failures(of: ysactor.Pool) -> int:
+            failed = 0
+            for _ in range(20):
+                try:
+                    await of.fetch("SELECT shape()")
+                except OutdatedSchemaCacheError:
+                    failed += 1
+            return failed
+
+        assert (await failures(pool), await failures(another)) == (0, 0)
+        bank.change_schema()
+        assert (await failures(pool), await failures(another)) == (0, 0)
+        bank.change_schema(types=True)
+        assert (await failures(pool), await failures(another)) == (1, 1), "each pool finds it out by itself"
+
+
 async def test_a_second_stale_plan_is_not_run_again_even_with_a_serialization_failure_between_the_two(
     bank: FakeCluster, open_pool: OpenPool
 ) -> None:

@@ -156,8 +156,8 @@ class _Loop:
                     reply.offer(None)
                 case OpenFailed(reservation, failure):
                     self._perform(self.state.open_failed(reservation, failure, now))
-                case GaveUp(reservation):
-                    self._perform(self.state.gave_up(reservation))
+                case GaveUp(reservation, is_unfit):
+                    self._perform(self.state.gave_up(reservation, is_unfit))
                 case Released(reservation, reply):
                     self._perform(self.state.released(reservation))
                     if reply is not None:

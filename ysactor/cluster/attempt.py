@@ -14,13 +14,26 @@ import trio
 
 from ..config import Config
 from ..driver.protocol import ConnectFailure, Driver, NoPassword, Phase, Session
-from ..errors import ConnectionLost
+from ..errors import ConnectionLost, Error
 from ..policy.classify import classify, connect_kind, is_drivers, sqlstate_of
+from ..secret import STILL_ASKED
 from ..servers import HostPort, Kind
 from .messages import Failure
 
 Setup: TypeAlias = Callable[[Session], Awaitable[None]]
 """What is done on a new session before anybody uses it."""
+
+
+class SetupFailed(Exception):
+    """What a `Setup` raises that failed by itself: so did this attempt, and its server is not to blame."""
+
+    def __init__(self, failure: Error, *, everywhere: bool) -> None:
+        self.failure = failure
+        """What whoever waits for a connection is told."""
+        self.everywhere = everywhere
+        """Whether no other server would do."""
+        super().__init__(str(failure))
+
 
 ROLE = (
     "SELECT pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('transaction_read_only') AS read_only"
@@ -37,13 +50,23 @@ async def attempt(
     `check_role`: turn the server away where `target_session_attrs` asks for one that accepts writes and a transaction
     of the new session would be read-only, whatever makes it so: the server, its database, the user's settings there,
     or what `server_settings` says itself. `setup` runs after that. What it raises counts as the server's doing if it
-    is a lost connection or a server's error.
+    is a lost connection or a server's error. A password function that fails, or is still being waited for when the time
+    is up, is nobody's: that `Failure` tells nothing of the server.
 
     Cancelled, or with anything else raised by `setup` or by a bug in the driver, it leaves nothing open, raises that,
     and nothing is known of the server.
     """
+    asked = False
     with trio.move_on_after(config.connect_timeout):
-        return await _attempt(driver, config, at, check_role, setup)
+        try:
+            return await _attempt(driver, config, at, check_role, setup)
+        except BaseException as cut:
+            asked = STILL_ASKED in getattr(cut, "__notes__", ())
+            raise
+    if asked:
+        # The server was waiting for us.
+        detail = f"the password function did not return within {config.connect_timeout:g} s"
+        return _unopened(NoPassword(Phase.LOGIN, detail))
     detail = f"no answer within {config.connect_timeout:g} s"
     return Failure(connect_kind(Phase.CONNECT, None, timeout=True), TimeoutError(detail), detail)
 
@@ -59,7 +82,7 @@ async def _attempt(
     ready = False
     try:
         if check_role and config.target_session_attrs == "read-write":
-            failure = await _role(session)
+            failure = await role(session)
         if failure is None and setup is not None:
             failure = await _set_up(session, setup)
         ready = failure is None
@@ -72,23 +95,26 @@ async def _attempt(
 def _unopened(error: ConnectFailure) -> Failure:
     cause = error.__cause__
     if isinstance(error, NoPassword):
-        return Failure(Kind.REJECTED, error if cause is None else cause, str(error))
+        return Failure(Kind.REJECTED, error if cause is None else cause, str(error), tells=False)
     # Without a server's answer it is the socket, unless the driver names another reason: a login it does not speak.
     socket = cause is None or isinstance(cause, OSError) or classify(cause) == "connection_lost"
     kind = connect_kind(error.phase, error.sqlstate, socket=socket)
     return Failure(kind, error if cause is None else cause, str(error))
 
 
-async def _role(session: Session) -> Failure | None:
+async def role(session: Session, timeout: float | None = None) -> Failure | None:
+    """Ask a session that is at rest whether it accepts writes: None, or why it is not to be used for any."""
     try:
-        role = await session.drive(session.raw.fetchrow(ROLE))
+        answer = await session.drive(session.raw.fetchrow(ROLE), timeout)
+    except TimeoutError as late:
+        return Failure(Kind.UNREACHABLE, late, f"no answer within {timeout:g} s")
     except Exception as error:
         if not is_drivers(error):
             raise
         return _after_login(error)
-    if role["standby"]:
+    if answer["standby"]:
         detail = "it is in recovery"
-    elif role["read_only"] == "on":
+    elif answer["read_only"] == "on":
         detail = "default_transaction_read_only is on"
     else:
         return None

@@ -49,7 +49,8 @@ class View:
     kept: frozenset[HostPort]
     """Where connections stay: `ClusterInfo.allowed`."""
     out: frozenset[HostPort]
-    """The servers that have failed, of whatever kind."""
+    """The servers that have failed, of whatever kind, and those where the last connection was given up as its own
+    set-up failed. These take new connections, all the same, but nothing is to be closed for their sake."""
     load: Mapping[HostPort, int]
     """How many connections this client has, being opened or open, on each server of `placement`: what placement goes
     by. A pool's are among them, and those that are no pool's."""

@@ -42,6 +42,8 @@ class Failure:
     """The driver's own error."""
     detail: str
     """The reason in words; no secret is in it."""
+    tells: bool = True
+    """Whether it tells something of the server, which is then marked. That there was no password tells nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +136,12 @@ class OpenFailed:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The reservation's attempt was cancelled, or ended by a bug. It says nothing about the server."""
+    """The reservation's attempt was cancelled, or ended by something that says nothing about the server: the user's own
+    functions, or a bug."""
 
     reservation: Reservation
+    is_unfit: bool = False
+    """Whether it was the set-up of the session that failed by itself: nothing is to be moved there for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,7 @@ class ProbeEnded:
     at: HostPort
     number: int
     failure: Failure | None
-    """None: it had opened."""
+    """None: it had opened, or tells nothing of the server."""
 
 
 # Timers

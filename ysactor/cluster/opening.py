@@ -12,7 +12,7 @@ from ..config import Config
 from ..driver.protocol import Driver, Session
 from ..errors import ConnectFailed, NoNodeAvailable
 from ..servers import HostPort
-from .attempt import Setup, attempt
+from .attempt import Setup, SetupFailed, attempt
 from .messages import ClusterMessage, Failure, GaveUp, Nowhere, Opened, OpenFailed, Place, Reservation
 
 
@@ -25,24 +25,37 @@ async def open_session(
     `setup` runs on the new session as the last part of the attempt. The reservation counts until the caller casts
     `Released` for it, exactly once, when the session's socket has ended.
 
-    Cancelled at any moment, or when `setup` raises something that is neither a lost connection nor a server's error,
-    it has given its place back and left nothing open, and no server is marked.
+    Cancelled at any moment, or when `setup` raises something that is neither a lost connection nor a server's error nor
+    `SetupFailed`, it has given its place back and left nothing open, and no server is marked.
 
-    Raises `ConnectFailed`, the last one, when every server tried has failed; `NoNodeAvailable` in the modes that leave
-    the seeds out, whether or not some servers were tried first; `actor.Ended` when the cluster has ended.
+    Raises `ConnectFailed`, the last one, when every server tried has failed, and at once when there is no password, as
+    there would be none for another server; `NoNodeAvailable` in the modes that leave the seeds out, whether or not some
+    servers were tried first; `SetupFailed`, the last one, when no server is left and `setup` has failed by itself on
+    any; `actor.Ended` when the cluster has ended.
     """
     tried = frozenset[HostPort]()
     last: ConnectFailed | None = None
+    own: SetupFailed | None = None
     while True:
         place = await cluster.call(partial(Place, tried))
         if isinstance(place, Nowhere):
-            raise _nowhere(place, last)
+            # A server was there, and fit: that none is would be no answer.
+            raise _nowhere(place, last) if own is None else own
         # No checkpoint from the answer to the attempt: from here on the place is ours, and is reported.
         tried |= {place.at}
-        result = await _try(cluster, driver, config, place, setup)
+        try:
+            result = await _try(cluster, driver, config, place, setup)
+        except SetupFailed as failed:
+            if failed.everywhere:
+                raise
+            # Its server is not marked, and stays the quietest: unless others are tried, it halts every opening.
+            own = failed
+            continue
         if not isinstance(result, Failure):
             return place, result
         last = _failed(place.at, result)
+        if not result.tells:
+            raise last
 
 
 async def _try(
@@ -52,7 +65,13 @@ async def _try(
     report: ClusterMessage | None = GaveUp(place)
     try:
         result = await attempt(driver, config, place.at, check_role=True, setup=setup)
-        report = OpenFailed(place, result) if isinstance(result, Failure) else None
+        if not isinstance(result, Failure):
+            report = None
+        elif result.tells:
+            report = OpenFailed(place, result)
+    except SetupFailed:
+        report = GaveUp(place, is_unfit=True)
+        raise
     finally:
         if report is not None:
             cluster.cast(report)

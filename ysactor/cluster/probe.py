@@ -19,14 +19,15 @@ async def probe(driver: Driver, config: Config, at: HostPort, opened: Callable[[
 
     It ends once the session is closed again, within twice `connect_timeout`; a probe that is still connecting then
     counts as one that found nobody. Only a login and the role check prove that a server is back: one that is starting
-    up accepts sockets too. Cancelled, it leaves nothing open.
+    up accepts sockets too. None as well where nothing is known, for want of a password. Cancelled, it leaves nothing
+    open.
     """
     limit = 2 * config.connect_timeout
     proved = False
     with trio.move_on_after(limit):
         result = await attempt(driver, config, at, check_role=True)
         if isinstance(result, Failure):
-            return result
+            return result if result.tells else None
         proved = True
         opened()
         await result.close(config.connect_timeout)

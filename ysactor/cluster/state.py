@@ -27,6 +27,11 @@ from .runs import Runs
 _SHOWN = 3
 """How many servers a text names that are being connected to."""
 
+_REMEMBERED = 64
+"""For how many different sets of tried servers the places are remembered at a time."""
+
+_NOTHING = frozenset[HostPort]()
+
 
 class ClusterState:
     """The whole truth about the cluster, as this client knows it."""
@@ -45,6 +50,7 @@ class ClusterState:
         "_servers",
         "_static",
         "_tickets",
+        "_unfit",
         "_warned_keys",
         "_warned_rows",
         "ready",
@@ -53,14 +59,16 @@ class ClusterState:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._servers: tuple[Server, ...] = ()
-        self._places: tuple[Server, ...] | None = None
-        """Where a connection may go that has tried nothing, once it has been asked for. It follows from which servers
-        there are and which are out, and is forgotten with any change of these."""
+        self._places: dict[frozenset[HostPort], tuple[Server, ...]] = {}
+        """Where a connection may go, by what counts of what it has tried, once it has been asked for. It follows from
+        which servers there are and which are out, and is forgotten with any change of these."""
         self._static = config.load_balance is LoadBalance.OFF
         self.ready = self._static
         """Whether connections may be placed: the first discovery has ended, either way, or there is none."""
         self._choice = Choice()
         self._records: dict[HostPort, Record] = {}
+        self._unfit: set[HostPort] = set()
+        """Where the user's own set-up of a connection failed last, since the last refresh. They count as up."""
         self._probes: dict[HostPort, int] = {}
         self._rechecked: set[HostPort] = set()
         """Those of the probes that somebody asked for, of servers that had not failed."""
@@ -87,19 +95,32 @@ class ClusterState:
 
     def _first_choice(self, choose: Chooser) -> Server | None:
         """As `_next_choice` for one that has tried nothing, which is nearly every one: it looks at no server again."""
-        if self._places is None:
-            self._places = fallback.places(self._config, self._servers, self._records)
-        tied = self._ledger.quietest(self._places)
+        tied = self._ledger.quietest(self._places_after(_NOTHING))
         return choose(tied) if tied else None
 
     def _next_choice(self, tried: frozenset[HostPort], choose: Chooser) -> Server | None:
-        places = fallback.places(self._config, self._servers, self._records, tried)
+        # A server that is out is passed over anyway, tried or not; a seed is not. So most have tried the same: nothing.
+        counts = frozenset(at for at in tried if at not in self._records or at in self._config.hosts)
+        if not counts:
+            return self._first_choice(choose)
+        places = self._places_after(counts)
         return placement.pick(places, self._ledger.load, choose) if places else None
+
+    def _places_after(self, tried: frozenset[HostPort]) -> tuple[Server, ...]:
+        """What `fallback.places` says, which looks at every server: for a thousand connections that fail in the same
+        moment that would hold up the whole program."""
+        known = self._places.get(tried)
+        if known is None:
+            if len(self._places) >= _REMEMBERED:
+                self._places.clear()
+            known = self._places[tried] = fallback.places(self._config, self._servers, self._records, tried)
+        return known
 
     def opened(self, reservation: Reservation, now: float) -> Effects:
         """A connection opened: its server is up, and a probe of it has nothing left to tell."""
         if not self._ledger.opened(reservation):
             return ()
+        self._unfit.discard(reservation.at)
         return (*self._stop_probe(reservation.at), *self._healed(reservation.at, now))
 
     def open_failed(self, reservation: Reservation, failure: Failure, now: float) -> Effects:
@@ -109,9 +130,13 @@ class ClusterState:
         effects = self._failed(reservation.at, failure, reservation.number, now)
         return (*effects, *self._refresh(now)) if self._clock.may_follow_a_failure(now) else effects
 
-    def gave_up(self, reservation: Reservation) -> Effects:
-        """An attempt was cancelled: its place is free again, and nothing is known of the server."""
-        self._ledger.give_back(reservation)
+    def gave_up(self, reservation: Reservation, is_unfit: bool = False) -> Effects:
+        """An attempt was cancelled, or failed by itself: its place is free again, and no server is marked.
+
+        `is_unfit`: until one opens there, or the next refresh, the server is none to move connections to.
+        """
+        if self._ledger.give_back(reservation) and is_unfit:
+            self._unfit.add(reservation.at)
         return ()
 
     def released(self, reservation: Reservation) -> Effects:
@@ -171,6 +196,7 @@ class ClusterState:
     def _refresh(self, now: float) -> Effects:
         """Start a refresh: probe what is due, and discover, unless that is running already or there is nothing to."""
         self._clock.started = now
+        self._unfit.clear()
         probes = self._probe_due(now)
         if self._static:
             return (*probes, *self._clock.arm())
@@ -195,7 +221,8 @@ class ClusterState:
         self._warned_rows = bool(listing.skipped)
         if not listing.servers:
             return effects
-        self._servers, self._places = listing.servers, None
+        self._servers = listing.servers
+        self._places.clear()
         unmatched = bool(self._config.topology_keys) and first_level(self._servers, self._config.topology_keys) is None
         if unmatched and not self._warned_keys:
             effects.append(Log(Notice("warning", "no server is in any of the placements of topology_keys")))
@@ -260,11 +287,12 @@ class ClusterState:
 
     def _healed(self, at: HostPort, now: float) -> Effects:
         if self._records.pop(at, None) is not None:
-            self._places = None
+            self._places.clear()
         return self._runs.opened(at, now)
 
     def _failed(self, at: HostPort, failure: Failure, attempt: int, now: float) -> Effects:
-        self._places = None
+        if at not in self._records:
+            self._places.clear()
         self._records[at] = health.failed(
             self._config, self._records.get(at), failure.kind, attempt=attempt, latest=self._ledger.last, now=now
         )
@@ -277,7 +305,7 @@ class ClusterState:
         places = fallback.places(self._config, self._servers, self._records)
         kept = fallback.kept(self._config, self._servers, self._records)
         load = {(at := server.at): self._ledger.load(at) for server in places}
-        return View(frozenset(load), kept, frozenset(self._records), load)
+        return View(frozenset(load), kept, frozenset(self._records).union(self._unfit), load)
 
     def waits_for(self, now: float) -> str:
         """What a connection is waited for, in words that go on after others: "; opening to 10.0.0.1:5433 for 5 s".

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, assert_never
 import trio
 
 from ..actor import Ended as ActorEnded
+from ..cluster.attempt import role
 from ..cluster.messages import ClusterMessage, Released, Reservation
 from ..cluster.opening import open_session
 from ..driver.protocol import Status
 from ..errors import ConnectFailed, ConnectionLost, NoNodeAvailable
 from ..policy.classify import is_drivers, sqlstate_of
+from ..servers import Kind
 from .hook import HookFailed
 from .messages import (
     Close,
@@ -25,6 +27,8 @@ from .messages import (
     ConnectionMessage,
     Doubted,
     Ended,
+    Examine,
+    IsReadOnly,
     Lost,
     Opened,
     OpenFailed,
@@ -50,6 +54,9 @@ to tidy up after a lease where `cancel_timeout` is 0."""
 COMMIT_GRACE = 2.0
 """Seconds a COMMIT may go on after its caller was cancelled, or its pool closed, before its outcome is given up as
 unknown."""
+
+
+_IN_CALL = "another task was in a call on it when its transaction had to be ended"
 
 
 class _Events:
@@ -125,7 +132,13 @@ async def run_connection(
                     # A COMMIT that is on its way is better answered than cut.
                     with trio.move_on_after(COMMIT_GRACE):
                         await record.commit.wait()
-                is_executing = reason == "unsettled" or session.status in (Status.BUSY, Status.ABANDONED)
+                is_executing = (
+                    reason == "unsettled"
+                    or session.status in (Status.BUSY, Status.ABANDONED)
+                    # A COMMIT that was given up goes on: in a trigger, say, or in the wait for a standby that is gone.
+                    # Its outcome is unknown either way. For `socket_timeout` nothing is ever sent.
+                    or record.unknown not in (None, "socket_timeout")
+                )
                 if not is_executing:
                     await session.close(FAREWELL)
         finally:
@@ -154,8 +167,9 @@ async def _serve(
                     return "unsettled"
                 _free(record, pool, inbox)
             case Undo(sql):
+                is_in_call = session.status is Status.BUSY
                 if not await undo(session, sql, tidying if sql in (SYNC, ROLE) else config.cancel_timeout):
-                    record.end("its transaction could not be rolled back in time")
+                    record.end(_IN_CALL if is_in_call else "its transaction could not be rolled back in time")
                     return "unsettled"
                 _free(record, pool, inbox)
             case Unlisten(listeners, channels):
@@ -163,9 +177,19 @@ async def _serve(
                     record.end("its listeners could not be taken off in time")
                     return "unsettled"
                 _free(record, pool, inbox)
+            case Examine():
+                refusal = await role(session, tidying)
+                if refusal is None:
+                    _free(record, pool, inbox)
+                elif refusal.kind is Kind.READ_ONLY:
+                    record.marked = "read_only"
+                    pool.cast(IsReadOnly(record.number))
+                    _free(record, pool, inbox)
+                else:
+                    record.end(f"it could not be asked for its role: {refusal.detail}")
+                    return "unsettled"
             case WriteRefused():
-                if config.target_session_attrs == "read-write":
-                    pool.cast(Doubted(record.number))
+                pool.cast(Doubted(record.number))
             case Close(reason):
                 return reason
             case Lost(reason):
@@ -182,7 +206,7 @@ async def undo(session: Session, sql: str, timeout: float) -> bool:
         return False
     raw: Any = session.raw
     try:
-        await session.drive(raw.execute(sql), timeout)
+        tag = await session.drive(raw.execute(sql), timeout)
     except (ConnectionLost, TimeoutError):
         return False
     except Exception as error:
@@ -194,7 +218,8 @@ async def undo(session: Session, sql: str, timeout: float) -> bool:
         # A savepoint is missing if the cancellation met SAVEPOINT before the server had carried it out, or RELEASE
         # after. The transaction around it is then failed for certain, which is undone, or found out, at its own end.
         return sql == SYNC or sql.startswith("ROLLBACK TO ")
-    return True
+    # Anything else is the answer to another statement: the driver has lost count.
+    return sql != SYNC or tag == "SHOW"
 
 
 async def _unlisten(

@@ -72,7 +72,7 @@ class Connection(Holding):
         leave what was sent before: use a savepoint, or let the transaction fail.
         """
         raw = self._raw
-        self._watch_role(command)
+        self._watch(command)
         await self._run_many(lambda rows: raw.executemany(command, rows), args, timeout)
 
     async def fetchmany(
@@ -85,17 +85,18 @@ class Connection(Holding):
     ) -> list[Any]:
         """Run a statement once for each sequence of arguments, as `executemany` does; the rows of all runs together."""
         raw = self._raw
-        self._watch_role(query)
+        self._watch(query)
         return await self._run_many(lambda rows: raw.fetchmany(query, rows, record_class=record_class), args, timeout)
 
     async def prepare(
         self, query: str, *, name: str | None = None, timeout: float | None = None, record_class: type | None = None
     ) -> PreparedStatement:
         """Prepare a statement for use on this connection, within this lease."""
-        self._watch_role(query)
+        self._watch(query)
         raw = await self._run(prepared(self._raw, query, name, record_class), timeout)
         if name == "":
             self._half_sent = True
+        self._session()  # it may have ended with its answer, and asyncpg's statement is of no use then
         return PreparedStatement(self, raw)
 
     def cursor(
@@ -110,7 +111,7 @@ class Connection(Holding):
 
         It needs an open transaction, as asyncpg's does, and ends with it. `prefetch` rows (50) are read at a time.
         """
-        self._watch_role(query)
+        self._watch(query)
         raw = self._raw.cursor(query, *args, prefetch=prefetch, record_class=record_class)
         return CursorFactory(self, raw, timeout, prefetch)
 
@@ -126,7 +127,8 @@ class Connection(Holding):
     async def copy_from_table(
         self, table_name: str, *, output: Any, timeout: float | None = None, **options: Any
     ) -> str:
-        """COPY a table's rows out to `output`: a path, a binary file object, or an async function of bytes.
+        """COPY a table's rows out to `output`: a path, a binary file object (Trio's too, or whatever has an async
+        `write`), or an async function of bytes.
 
         `options` are asyncpg's (`columns`, `schema_name`, `format`, `delimiter`, …). Slow output slows the server
         down; memory stays bounded. Returns the server's tag.
@@ -138,12 +140,13 @@ class Connection(Holding):
         self, query: str, *args: Any, output: Any, timeout: float | None = None, **options: Any
     ) -> str:
         """COPY a query's rows out to `output`, as `copy_from_table` does."""
-        self._watch_role(query)
+        self._watch(query)
         raw, timeout = await self._for_copy(timeout)
         return await self._run(raw.copy_from_query(query, *args, output=self._sink(output), **options), timeout)
 
     async def copy_to_table(self, table_name: str, *, source: Any, timeout: float | None = None, **options: Any) -> str:
-        """COPY into a table from `source`: a path, a binary file object, or an async iterable of bytes.
+        """COPY into a table from `source`: a path, a binary file object (Trio's too, or whatever has an async `read`,
+        which is read 64 KiB at a time), or an async iterable of bytes.
 
         If the source raises, the COPY is undone and that exception comes out. Returns the server's tag.
         """
@@ -155,7 +158,7 @@ class Connection(Holding):
     ) -> str:
         """COPY into a table from `records`: an iterable or async iterable of sequences, read as it is sent."""
         raw, timeout = await self._for_copy(timeout)
-        call = raw.copy_records_to_table(table_name, records=self._source(records), **options)
+        call = raw.copy_records_to_table(table_name, records=self._rows(records), **options)
         return await self._run(call, timeout)
 
     # --- session -----------------------------------------------------------------------------------------------------
@@ -254,7 +257,9 @@ class Connection(Holding):
         return self._raw
 
     async def run_raw(self, call: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
-        """Run a coroutine of `raw` to its end, as every method here does."""
+        """Run a coroutine of `raw` to its end, as every method here does. Raises `TypeError` for anything else."""
+        if not isinstance(call, Coroutine):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"run_raw takes a coroutine, not {type(call).__name__}")
         try:
             self._session()
         except BaseException:

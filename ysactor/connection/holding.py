@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import trio
 
@@ -20,6 +21,28 @@ if TYPE_CHECKING:
     from .record import Record
 
 T = TypeVar("T")
+
+
+_PIECE = 64 * 1024
+"""Bytes that are read of an async file at a time: its lines, which it can be iterated over as well, may be short."""
+
+
+class _Pieces:
+    """What an async `read` gives, to its end."""
+
+    __slots__ = ("_read",)
+
+    def __init__(self, read: Callable[[int], Awaitable[Any]]) -> None:
+        self._read = read
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        piece = await self._read(_PIECE)
+        if not piece:
+            raise StopAsyncIteration
+        return piece
 
 
 class Holding:
@@ -152,6 +175,8 @@ class Holding:
         if deed.ends:
             # Also where the call fails, or is left: what came before the failure in its text may have been carried out.
             self._ended_by_hand = True
+        if deed.listens:
+            self._session().expect_notifications()
         try:
             result = await self._run(make(self._raw), timeout, True)
         except (ConnectionLost, PoolClosed) as loss:
@@ -239,10 +264,14 @@ class Holding:
     async def _command(self, sql: str, timeout: float | None = None) -> str:
         return await self._run(self._raw.execute(sql), timeout, True)
 
-    def _watch_role(self, query: str) -> None:
+    def _watch(self, query: str) -> None:
         """For a statement that is not sent through `_do`."""
-        if (deed := deed_of(query)) is not None and deed.role:
+        if (deed := deed_of(query)) is None:
+            return
+        if deed.role:
             self._role_changed = True
+        if deed.listens:
+            self._session().expect_notifications()
 
     def _owe(self, sql: str) -> None:
         """Leave a statement to the actor; the next call on this connection waits for it. No checkpoint."""
@@ -285,16 +314,24 @@ class Holding:
         return self._raw, timeout
 
     def _sink(self, output: Any) -> Any:
-        if not callable(output) or hasattr(output, "write"):
+        write = getattr(output, "write", None)
+        if inspect.iscoroutinefunction(write):
+            return self._session().sink(write)  # asyncpg would call it in a thread, and await nothing
+        if not callable(output) or write is not None:
             return output
         return self._session().sink(cast("Callable[[bytes], Awaitable[None]]", output))
 
     def _source(self, source: Any) -> Any:
-        return self._session().source(source) if hasattr(source, "__aiter__") else source
+        read = getattr(source, "read", None)
+        return self._rows(_Pieces(read) if inspect.iscoroutinefunction(read) else source)
+
+    def _rows(self, rows: Any) -> Any:
+        return self._session().source(rows) if hasattr(rows, "__aiter__") else rows
 
     def _end(self) -> None:
         """The lease is over: nothing made from it may be used."""
         self._live = False
+        self._failure = None  # its traceback holds this
 
     def _end_clean(self) -> None:
         """The same for a connection that goes on to another holder."""
@@ -305,3 +342,4 @@ class Holding:
         if self._ears and self._is_live():
             self._record.owe_silence(self._ears, self._unsure)
         self._live = False
+        self._failure = None  # its traceback holds this

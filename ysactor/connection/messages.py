@@ -36,6 +36,11 @@ class WriteRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class Examine:
+    """Nobody holds the connection: ask it whether it accepts writes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Say goodbye to the server and end."""
 
@@ -50,7 +55,7 @@ class Lost:
     reason: str
 
 
-ConnectionMessage: TypeAlias = Settle | Undo | Unlisten | WriteRefused | Close | Lost
+ConnectionMessage: TypeAlias = Settle | Undo | Unlisten | WriteRefused | Examine | Close | Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,13 @@ class Doubted:
 
 
 @dataclass(frozen=True, slots=True)
+class IsReadOnly:
+    """It was asked, and accepts no writes: it is marked to be closed. Others to the same address may be as old."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The socket is gone. The actor has ended."""
 
@@ -90,4 +102,4 @@ class Ended:
     reason: str
 
 
-ConnectionEvent: TypeAlias = Opened | OpenFailed | Settled | Doubted | Ended
+ConnectionEvent: TypeAlias = Opened | OpenFailed | Settled | Doubted | IsReadOnly | Ended

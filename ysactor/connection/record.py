@@ -15,7 +15,7 @@ import trio
 
 from ..driver.protocol import Status
 from ..errors import CommitOutcomeUnknown, ConnectionLost, Error, PoolClosed
-from .messages import Lost, Undo, Unlisten, WriteRefused
+from .messages import Examine, Lost, Undo, Unlisten, WriteRefused
 
 if TYPE_CHECKING:
     from ..actor import Ref
@@ -82,6 +82,7 @@ class Record:
         "expires",
         "gate",
         "idle_since",
+        "is_for_writes",
         "lease",
         "marked",
         "number",
@@ -96,6 +97,7 @@ class Record:
         "scope",
         "session",
         "settling",
+        "suspect",
         "unknown",
     )
 
@@ -121,6 +123,10 @@ class Record:
         self.marked: str | None = None
         """To be closed when it comes back, and the word for why: its server is no longer kept (pool), or it cannot be
         made fit for another holder (holder)."""
+        self.is_for_writes = False
+        """Whether the pool asked for a server that accepts writes. (pool)"""
+        self.suspect = False
+        """To be asked, when it comes back, whether it accepts writes. (holder, ledger)"""
         self.role_is_hooks = False
         """Whether `on_connect` made it act as somebody else than who logged in. (hook)"""
         self.expires: float | None = None
@@ -160,14 +166,19 @@ class Record:
         checkpoint."""
         self._leave(Unlisten(tuple(listeners), tuple(channels)))
 
-    def _leave(self, work: Undo | Unlisten) -> None:
+    def owe_examination(self) -> None:
+        """Leave it to the actor to ask whether it accepts writes. No checkpoint."""
+        self._leave(Examine())
+
+    def _leave(self, work: Undo | Unlisten | Examine) -> None:
         if self.gate is None:
             self.gate = trio.Event()
         self.ref.cast(work)
 
     def doubt(self, error: Exception) -> None:
         """To be called with an error of a call that did not ask for a read-only transaction. No checkpoint."""
-        if getattr(error, "sqlstate", None) == READ_ONLY:
+        if self.is_for_writes and getattr(error, "sqlstate", None) == READ_ONLY:
+            self.suspect = True
             self.ref.cast(WriteRefused())
 
     def owe_role(self) -> None:

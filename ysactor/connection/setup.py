@@ -10,7 +10,7 @@ import trio
 
 from ..driver.protocol import Status
 from ..errors import ConnectionLost, Error
-from ..policy.classify import sqlstate_of
+from ..policy.classify import is_trouble_of_the_servers, sqlstate_of
 from .actor import undo
 from .handle import Connection
 from .hook import HookFailed
@@ -65,7 +65,7 @@ class Preparation:
             if isinstance(error, ConnectionLost):
                 is_servers = error is conn.met or session.status is Status.CLOSED
             else:
-                is_servers = error is conn.met and sqlstate_of(error) is not None
+                is_servers = error is conn.met and is_trouble_of_the_servers(sqlstate_of(error))
             if is_servers:
                 raise
             raise HookFailed.of(session.host, error) from error

@@ -12,7 +12,17 @@ from ..actor import Inbox, Ref, open_mailbox
 from ..errors import PoolClosed
 from .actor import run_connection
 from .handle import Connection
-from .messages import Close, ConnectionEvent, ConnectionMessage, Doubted, Ended, Opened, OpenFailed, Settled
+from .messages import (
+    Close,
+    ConnectionEvent,
+    ConnectionMessage,
+    Doubted,
+    Ended,
+    IsReadOnly,
+    Opened,
+    OpenFailed,
+    Settled,
+)
 from .record import Place, Record
 
 if TYPE_CHECKING:
@@ -85,7 +95,7 @@ async def _opened(owner: Inbox[ConnectionEvent]) -> None:
             raise error
         case Ended():
             raise PoolClosed("the cluster is closed")
-        case Settled() | Doubted():
+        case Settled() | Doubted() | IsReadOnly():
             raise AssertionError(f"bug: {event} from a connection that was never open")
         case _:
             assert_never(event)

@@ -39,6 +39,10 @@ class PreparedStatement:
         """Run it once for each sequence of arguments; see `Connection.executemany`."""
         await self._conn._run_many(self._live().executemany, args, timeout)
 
+    async def fetchmany(self, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> list[Any]:
+        """Run it once for each sequence of arguments, as `executemany` does; the rows of all runs together."""
+        return await self._conn._run_many(self._live().fetchmany, args, timeout)
+
     async def explain(self, *args: Any, analyze: bool = False) -> Any:
         """The server's plan, as JSON. With `analyze`, which runs it and rolls back, not inside a transaction."""
         return await self._conn._run(self._live().explain(*args, analyze=analyze), None)

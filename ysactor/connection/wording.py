@@ -23,11 +23,14 @@ class Deed:
     """A COMMIT is."""
     forgets: bool = False
     """The server throws prepared statements away."""
+    listens: bool = False
+    """A LISTEN is among its statements: the server may send something at any time from then on."""
 
 
 # Where one of these words is missing there is nothing to look for, which holds for most statements.
 _WORDS = re.compile(
-    r"\b(?:role|authorization|session_authorization|set_config|discard|deallocate|commit|end|rollback|abort|transaction)\b",
+    r"\b(?:role|authorization|session_authorization|set_config|discard|deallocate|commit|end|rollback|abort|transaction"
+    r"|listen)\b",
     re.IGNORECASE,
 )
 _ANY_SET = r"set\b\s*(?:session\b\s*)*\"?(?:role|authorization|session_authorization)\b"
@@ -47,15 +50,18 @@ _END = re.compile(
 _COMMIT = re.compile(r"(?:^|;)\s*(?:commit|end)\b", re.IGNORECASE)
 _FIRST_COMMIT = re.compile(r"\s*(?:commit|end)\b", re.IGNORECASE)
 _FORGET = re.compile(r"(?:^|;)\s*(?:discard\s+all|deallocate)\b", re.IGNORECASE)
+_LISTEN = re.compile(r"(?:^|;)\s*listen\b", re.IGNORECASE)
 _ATOMIC = re.compile(r"\bbegin\s+atomic\b", re.IGNORECASE)
 """A function's body in SQL: its END ends no transaction."""
 
 _QUOTED = re.compile(
+    # Possessive, and as much as it can at a time: else Python keeps 190 bytes for each round of a loop, and a literal
+    # may be long.
     r"""(?P<comment>--[^\n]*|/\*)
-      | (?P<escaped>\b[eE]'(?:[^'\\]|''|\\.)*')
-      | (?P<text>'(?:[^']|'')*')
-      | (?P<name>"(?:[^"]|"")*")
-      | (?P<body>(?<![\w$])\$(?P<tag>[^\W\d]\w*)?\$.*?\$(?(tag)(?P=tag))\$)""",
+      | (?P<escaped>\b[eE]'(?:[^'\\]++|''|\\.)*+')
+      | (?P<text>'(?:[^']++|'')*+')
+      | (?P<name>"(?:[^"]++|"")*+")
+      | (?P<body>(?<![\w$])\$(?:[^\W\d]\w*)?\$)""",
     re.DOTALL | re.VERBOSE,
 )
 _NESTED = re.compile(r"/\*|\*/")
@@ -64,10 +70,12 @@ _NESTED = re.compile(r"/\*|\*/")
 def deed_of(query: str) -> Deed | None:
     """What it does, or None if that is nothing of note.
 
+    Raises `TypeError` for what is no text, before anything is sent: asyncpg would close the connection over it.
+
     Measured: 0.1 µs for a text that was looked at before.
     """
-    if not isinstance(query, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # asyncpg will say so
-        return None
+    if not isinstance(query, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"a query is a str, not {type(query).__name__}")
     return _kept(query) if len(query) <= _LONG else _look(query)
 
 
@@ -90,6 +98,7 @@ def _look(query: str) -> Deed | None:
         ends=not is_atomic and _END.search(bare) is not None,
         commits=(_FIRST_COMMIT.match(bare) if is_atomic else _COMMIT.search(bare)) is not None,
         forgets=_FORGET.search(bare) is not None,
+        listens=_LISTEN.search(bare) is not None,
     )
     return deed if deed != _NOTHING else None
 
@@ -111,8 +120,9 @@ def _pieces(query: str) -> Iterator[tuple[str, str]]:
             kind = "comment"
             if found["comment"] == "/*":
                 at = _end_of_comment(query, at)
-        elif found["body"] is not None:
-            kind = "body"
+        elif kind == "body":
+            end = query.find(found["body"], at)
+            kind, at = ("", at) if end < 0 else ("body", end + at - found.start())
         yield kind, query[found.start() : at]
     yield "", query[at:]
 

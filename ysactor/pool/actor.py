@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, assert_never, cast
 
@@ -22,6 +23,7 @@ from ..connection.messages import (
     ConnectionMessage,
     Doubted,
     Ended,
+    IsReadOnly,
     Opened,
     OpenFailed,
     Settled,
@@ -76,6 +78,8 @@ class PoolActor:
         self._is_paused = False
         self._shrink_due = False
         self._doubted: set[HostPort] = set()
+        self._examined: dict[HostPort, float] = {}
+        """When the connections to an address were last asked whether they accept writes."""
         self.ledger.line.set_alarm = self._set_alarm
 
     @trio.lowlevel.enable_ki_protection
@@ -130,6 +134,8 @@ class PoolActor:
                     self._refill(at_least=1)
             case Doubted(number):
                 self._doubt(number)
+            case IsReadOnly(number):
+                self._examine_others(number)
             case FoundReadOnly(at):
                 self._retire(at, "read_only")
             case RefillDue():
@@ -147,15 +153,14 @@ class PoolActor:
     # --- opening -----------------------------------------------------------------------------------------------------
 
     def _refill(self, at_least: int = 0) -> None:
-        """Start what is missing. After a failure, one attempt at a time, until one succeeds."""
+        """Start what is missing: after a failure one attempt at a time, then ever more with each that succeeds."""
         ledger = self.ledger
         if self._is_paused or ledger.is_closed:
             return
         missing = max(ledger.missing(), min(at_least, ledger.max_size - ledger.sockets) - ledger.opening_count)
-        if self._pause.failures:
-            missing = min(missing, 1 - ledger.opening_count)
-        for _ in range(missing):
-            self._open()
+        if missing > 0:
+            for _ in range(self._pause.allows(missing, ledger.opening_count)):
+                self._open()
 
     def _open(self) -> None:
         self._numbers += 1
@@ -164,6 +169,7 @@ class PoolActor:
         inbox: Inbox[ConnectionMessage]
         ref, inbox = open_mailbox()
         record = Record(number, ref)
+        record.is_for_writes = self.config.target_session_attrs == "read-write"
         self.ledger.opening(record)
         # The pool's union includes every event of its connections.
         events = cast("Ref[ConnectionEvent]", self.ref)
@@ -185,7 +191,7 @@ class PoolActor:
             return
         self.tally.connections_opened += 1
         self.last_failure = None
-        self._pause.reset()
+        self._pause.opened()
         config = self.config
         now = trio.current_time()
         if config.max_lifetime is not None:
@@ -198,7 +204,9 @@ class PoolActor:
             return
         self.tally.openings_failed += 1
         self.last_failure = error
-        if not self._is_paused and not self.ledger.is_closed:
+        if self._is_paused:
+            self._pause.failed_too()
+        elif not self.ledger.is_closed:
             self._is_paused = True
             send_after(self._nursery, self._pause.next(self._rng.random()), self.ref, RefillDue())
         ledger = self.ledger
@@ -218,11 +226,27 @@ class PoolActor:
     # --- servers that accept no writes any more ----------------------------------------------------------------------
 
     def _doubt(self, number: int) -> None:
-        """Have the server of this connection looked at again: by one probe at a time, and not at once again."""
+        """Have the server of this connection looked at again: by one probe at a time, and not at once again.
+
+        The connection itself is asked as it comes back: its address may lead to another server by now.
+        """
         record = self.ledger.find(number)
         if record is not None and record.at is not None and record.at not in self._doubted:
             self._doubted.add(record.at)
             self._nursery.start_soon(self._recheck, record.at, name=f"ysactor.pool.recheck[{record.at}]")
+
+    def _examine_others(self, number: int) -> None:
+        """One has turned out to lead to a server that accepts no writes: so may others to its address.
+
+        Once for all of them: those that are found to be as old ask for no more.
+        """
+        found, now = self.ledger.find(number), trio.current_time()
+        if found is None or found.at is None or now < self._examined.get(found.at, -inf) + _RECHECK_REST:
+            return
+        self._examined[found.at] = now
+        for record in list(self.ledger):
+            if record is not found and record.at == found.at:
+                self.ledger.examine(record)
 
     @trio.lowlevel.enable_ki_protection
     async def _recheck(self, at: HostPort) -> None:
@@ -247,6 +271,11 @@ class PoolActor:
         send_after(self._nursery, self.config.rebalance_interval, self.ref, RebalanceDue())
         ledger = self.ledger
         ledger.close_expired(trio.current_time())
+        if self._pause.failures:
+            # What it closed could not be opened elsewhere; nor could what comes back to be closed.
+            self._mark([record.number for record in ledger], False)
+            ledger.surplus = {}
+            return
         held = [
             Held(number=r.number, at=r.at, leased=r.place is Place.LEASED, marked=r.marked is not None)
             for r in ledger
@@ -263,7 +292,7 @@ class PoolActor:
             out=view.out,
             batch=self.config.rebalance_batch,
             load=load,
-            unplaced=max(0, ledger.min_size - ledger.total),
+            unplaced=max(0, ledger.min_size - ledger.total, ledger.moving),
         )
         self._mark(moves.unmark, False)
         self._mark(moves.mark, True)

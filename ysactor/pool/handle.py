@@ -24,7 +24,7 @@ from ..errors import (
 )
 from .lease import Acquire
 from .messages import CloseLeased, Wanted
-from .statistics import PoolStatistics, snapshot
+from .statistics import PoolStatistics, intended, snapshot
 from .transactions import Attempts, run
 
 if TYPE_CHECKING:
@@ -293,6 +293,8 @@ class Pool:
             if deed is not None:
                 if deed.forgets:
                     session.forget_statements()
+                if deed.listens:
+                    session.expect_notifications()
                 if deed.role:
                     record.owe_role()
             ledger.give_back(record, lease, self._now())
@@ -366,8 +368,13 @@ class Pool:
         return seconds(timeout, name)
 
     def _situation(self) -> str:
-        s = self.statistics()
-        text = f"{s.size} connections: {s.idle} idle, {s.leased} leased, {s.opening} opening; {s.waiting} in line"
+        # Not `statistics`, which looks at each connection: thousands of callers may time out at once.
+        ledger, config = self._ledger, self._actor.config
+        size = intended(ledger, config)
+        text = (
+            f"{size} connections: {ledger.idle} idle, {ledger.leased} leased, {ledger.opening_count} opening; "
+            f"{ledger.waiting} in line"
+        )
         return text + self._actor.cluster.waits_for()
 
     def _settling(self) -> int:

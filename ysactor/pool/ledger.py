@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from trio.lowlevel import enable_ki_protection
@@ -62,6 +63,10 @@ class Ledger:
         self.surplus: dict[HostPort, int] = {}
         """How many connections to a server the last rebalance would have moved, had any of them been idle. In a pool
         with more callers than connections none ever is; one that is handed from holder to holder then stands for it."""
+        self.moving = 0
+        """Connections closed to have others on another server, and not opened anew yet."""
+        self._born_before: set[int] = set()
+        """Those whose opening had begun when the schema was last found changed."""
         self.is_closed = False
         """Whether the pool takes no more callers; what comes back is then closed."""
 
@@ -94,6 +99,8 @@ class Ledger:
         if record.lease != lease or record.place is not Place.LEASED or record.settling:
             return
         record.scope = None
+        if record.suspect:
+            self._have_asked(record)
         session = record.session
         # The reason: one that has ended for its holder has for all others, whatever its session says.
         if (
@@ -120,6 +127,17 @@ class Ledger:
         record.scope = None
         self._give_up(record, reason)
 
+    @enable_ki_protection
+    def outdated(self, record: Record, types: bool) -> None:
+        """A call on this connection has met a statement from before the schema changed, or (`types`) a type: what the
+        others keep is as old, and no holder is to meet it. Never waits; so that no query pays for it, it is done here
+        and now, and by each session."""
+        for other in self._records.values():
+            if other.session is None:
+                self._born_before.add(other.number)  # it may have prepared what every connection keeps ready
+            elif other is not record:
+                other.session.forget_statements(types=types)
+
     def _put_aside(self, record: Record) -> None:
         """It can't be handed on as it is."""
         if record.gate is not None and not self.is_closed:
@@ -141,6 +159,7 @@ class Ledger:
         """A connection is being opened."""
         self._records[record.number] = record
         self._opening += 1
+        self.moving = max(0, self.moving - 1)
 
     def opened(self, record: Record, now: float) -> None:
         """It is open, and goes to whoever waits."""
@@ -149,9 +168,16 @@ class Ledger:
         self._opening -= 1
         record.place = Place.LEASED
         self._leased += 1
+        session = record.session
         if self.is_closed:
             self._give_up(record, "pool_closed")
+        elif record.reason is not None or session is None:
+            self._give_up(record, "lost")  # it ended before anybody heard that it was open
         else:
+            session.on_outdated.append(partial(self.outdated, record))
+            if record.number in self._born_before:
+                self._born_before.remove(record.number)
+                session.forget_statements(types=True)
             self._offer(record, now)
 
     def settled(self, record: Record, now: float) -> None:
@@ -161,11 +187,28 @@ class Ledger:
         record.settling = False
         self.give_back(record, record.lease, now)
 
+    def examine(self, record: Record) -> None:
+        """Have it asked whether it accepts writes: at once if it is idle, else when it comes back."""
+        record.suspect = True
+        if record.place is Place.IDLE:
+            del self._idle[record.number]
+            record.place = Place.LEASED
+            record.lease += 1
+            self._leased += 1
+            self.give_back(record, record.lease, record.idle_since)
+
+    def _have_asked(self, record: Record) -> None:
+        record.suspect = False
+        session = record.session
+        if session is not None and session.is_clean() and not self.is_closed and record.marked is None:
+            record.owe_examination()
+
     def gone(self, number: int) -> Record | None:
         """Its socket is gone, or it never had one."""
         record = self._records.pop(number, None)
         if record is None:
             return None
+        self._born_before.discard(number)
         match record.place:
             case Place.OPENING:
                 self._opening -= 1
@@ -256,8 +299,9 @@ class Ledger:
         return len(self._records)
 
     def missing(self) -> int:
-        """How many to open now: up to the minimum, and one for each caller in line, as far as the maximum allows."""
-        wanted = max(self.min_size - self.total, self.waiting - self._opening)
+        """How many to open now: up to the minimum, one for each caller in line, and one for each that is to move, as
+        far as the maximum allows."""
+        wanted = max(self.min_size - self.total, self.waiting - self._opening, self.moving)
         return max(0, min(wanted, self.max_size - self.sockets))
 
     # --- moves -------------------------------------------------------------------------------------------------------
@@ -293,6 +337,8 @@ class Ledger:
         record.place = Place.CLOSING
         record.settling = False
         self._closing += 1
+        if reason == "rebalanced":
+            self.moving += 1
         self._close(record, reason)
 
 

@@ -76,6 +76,11 @@ class Tally:
     closed: Counter[str] = field(default_factory=Counter[str])
 
 
+def intended(ledger: Ledger, config: Config) -> int:
+    """`PoolStatistics.size`."""
+    return min(max(config.min_size, ledger.total), config.max_size)
+
+
 def snapshot(ledger: Ledger, tally: Tally, config: Config) -> PoolStatistics:
     """What they say now."""
     by_host: Counter[str] = Counter()
@@ -86,7 +91,7 @@ def snapshot(ledger: Ledger, tally: Tally, config: Config) -> PoolStatistics:
             draining += record.marked == "rebalanced" and record.place is Place.LEASED
             settling += record.settling
     return PoolStatistics(
-        size=min(max(config.min_size, ledger.total), config.max_size),
+        size=intended(ledger, config),
         idle=ledger.idle,
         leased=ledger.leased,
         opening=ledger.opening_count,

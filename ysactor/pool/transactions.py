@@ -58,7 +58,9 @@ async def run(pool: Pool, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]
     tally = pool._actor.tally
     retried: Exception | None = None
     attempt = 0
-    stale = False
+    stale: set[type[Exception]] = set()
+    """The kinds of what was cached before the schema changed that have been met. The pool's connections have forgotten
+    that kind together; a statement that is prepared anew may still use a type that has changed as well."""
     try:
         while True:
             attempt += 1
@@ -75,11 +77,11 @@ async def run(pool: Pool, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]
             try:
                 return await _attempt(pool, block, conn, fn, args, policy)
             except Exception as error:
-                if attempt >= policy.attempts or not (
-                    _nothing_was_committed(error) or (is_stale_plan(error) and not stale)
-                ):
+                is_newly_stale = is_stale_plan(error) and type(error) not in stale
+                if attempt >= policy.attempts or not (_nothing_was_committed(error) or is_newly_stale):
                     raise
-                stale = stale or is_stale_plan(error)
+                if is_newly_stale:
+                    stale.add(type(error))
                 retried = error
             await trio.sleep(retry_wait(attempt, policy.max_backoff, pool._actor.random()))
     finally:
