@@ -306,6 +306,7 @@ async def test_an_old_primary_that_is_fenced_by_its_settings_is_left_for_the_pro
 
         await pool.cluster.refresh()  # its probe asks the same question
         assert [str(one) for one in pool.cluster.info().read_only] == [str(bed.members[0])]
+        await pool.ready(2)
         assert pool.statistics().by_host == {str(bed.members[1]): 2}
     assert entries([bed.servers[1]]) == Counter([1])
 
