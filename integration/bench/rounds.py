@@ -41,7 +41,7 @@ def run(
     rounds: int,
     pythons: Mapping[str, Python],
     servers: Servers,
-    cores: Cores,
+    cores: Cores | None,
     new_job: NewJob,
     say: Say,
 ) -> Results:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
+
 import pytest
 import trio
 
@@ -24,6 +26,25 @@ def alter(world, implementation):
         await session.drive(session.raw.execute(what))
 
     return altered
+
+
+@asynccontextmanager
+async def outdated(world, alter):
+    """A session that keeps a statement from before the schema changed, its owner, and what it tells."""
+    told = []
+    async with world.session() as (session, events):
+        session.on_outdated.append(told.append)
+        await alter(session)
+        await session.drive(session.raw.fetch(QUERY))
+        await alter(session)
+        yield session, events, told
+
+
+async def use_in_transaction(session):
+    """Fails, with all that the transaction has done, if the statement is an old one."""
+    await session.drive(session.raw.execute("BEGIN"))
+    await session.drive(session.raw.fetch(QUERY))
+    await session.drive(session.raw.execute("COMMIT"))
 
 
 async def test_a_statement_from_before_the_schema_changed_is_told_of_also_where_the_caller_does_not_notice(
@@ -56,32 +77,18 @@ async def test_a_statement_from_before_the_schema_changed_is_told_of_also_where_
 
 @pytest.mark.parametrize("types", [False, True])
 async def test_what_it_is_told_to_forget_is_prepared_anew(world, alter, types):
-    told = []
-    async with world.session() as (session, _):
-        raw = session.raw
-        session.on_outdated.append(told.append)
-        await alter(session)
-        await session.drive(raw.fetch(QUERY))
-        await alter(session)
+    async with outdated(world, alter) as (session, _, told):
         session.forget_statements(types=types)
-        await session.drive(raw.execute("BEGIN"))
-        await session.drive(raw.fetch(QUERY))
-        await session.drive(raw.execute("COMMIT"))
+        await use_in_transaction(session)
         assert told == []
 
 
 @pytest.mark.parametrize("left", [False, True])
 async def test_in_the_middle_of_a_call_it_forgets_as_the_call_ends_or_is_settled(world, alter, left):
-    told = []
-    async with world.session() as (session, events):
-        raw = session.raw
-        session.on_outdated.append(told.append)
-        await alter(session)
-        await session.drive(raw.fetch(QUERY))
-        await alter(session)
+    async with outdated(world, alter) as (session, events, told):
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(session.drive, raw.fetch("SELECT pg_sleep(0.2)"))
+                nursery.start_soon(session.drive, session.raw.fetch("SELECT pg_sleep(0.2)"))
                 await trio.sleep(0.05)
                 session.forget_statements(types=True)
                 session.forget_statements()
@@ -90,9 +97,7 @@ async def test_in_the_middle_of_a_call_it_forgets_as_the_call_ends_or_is_settled
         if left:
             assert events.abandonments == 1
             assert await session.settle(2)
-        await session.drive(raw.execute("BEGIN"))
-        await session.drive(raw.fetch(QUERY))
-        await session.drive(raw.execute("COMMIT"))
+        await use_in_transaction(session)
         assert session.is_clean()
         assert told == []
 

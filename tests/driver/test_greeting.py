@@ -107,6 +107,22 @@ async def answering(*pieces: bytes, tls: ssl.SSLContext | None = None, stays: bo
         nursery.cancel_scope.cancel()
 
 
+async def failure_of(
+    bed: Any, transport: Transport, pieces: tuple[bytes, ...], *, encrypted: bool, stays: bool = True
+) -> ConnectFailure:
+    """What a login comes to that is answered so."""
+    tls = bed.authority.issue("127.0.0.1").server_context() if encrypted else None
+    config = bed.config(tls=bed.tls()) if encrypted else bed.config()
+    with trio.fail_after(10):
+        async with answering(*pieces, tls=tls, stays=stays) as host, trio.open_nursery() as nursery:
+            driver = choose(transport)
+            await nursery.start(driver.run)
+            with pytest.raises(ConnectFailure) as caught:
+                await driver.connect(host, config)
+            nursery.cancel_scope.cancel()
+    return caught.value
+
+
 @pytest.mark.trio
 @pytest.mark.parametrize("transport", DRIVERS)
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
@@ -118,17 +134,9 @@ async def answering(*pieces: bytes, tls: ssl.SSLContext | None = None, stays: bo
 async def test_a_foreign_answer_fails_the_attempt_at_once(
     bed: Any, transport: Transport, pieces: tuple[bytes, ...], encrypted: bool
 ) -> None:
-    tls = bed.authority.issue("127.0.0.1").server_context() if encrypted else None
-    config = bed.config(tls=bed.tls()) if encrypted else bed.config()
-    with trio.fail_after(10):
-        async with answering(*pieces, tls=tls) as host, trio.open_nursery() as nursery:
-            driver = choose(transport)
-            await nursery.start(driver.run)
-            with pytest.raises(ConnectFailure) as caught:
-                await driver.connect(host, config)
-            nursery.cancel_scope.cancel()
-    assert (caught.value.phase, caught.value.sqlstate) == (Phase.LOGIN, None)
-    assert str(caught.value) == "the answer to the login is not PostgreSQL's"
+    failure = await failure_of(bed, transport, pieces, encrypted=encrypted)
+    assert (failure.phase, failure.sqlstate) == (Phase.LOGIN, None)
+    assert str(failure) == "the answer to the login is not PostgreSQL's"
 
 
 REFUSED = message("E", "SFATAL\0VFATAL\0C28P01\0Ml'authentification a échoué\0Fauth.c\0\0".encode("latin-1"))
@@ -146,17 +154,9 @@ async def test_a_refusal_in_another_encoding_is_a_refusal_with_the_servers_code(
     bed: Any, transport: Transport, pieces: tuple[bytes, ...], encrypted: bool
 ) -> None:
     """The encoding of a session is settled as its login ends."""
-    tls = bed.authority.issue("127.0.0.1").server_context() if encrypted else None
-    config = bed.config(tls=bed.tls()) if encrypted else bed.config()
-    with trio.fail_after(10):
-        async with answering(*pieces, tls=tls, stays=False) as host, trio.open_nursery() as nursery:
-            driver = choose(transport)
-            await nursery.start(driver.run)
-            with pytest.raises(ConnectFailure) as caught:
-                await driver.connect(host, config)
-            nursery.cancel_scope.cancel()
-    assert (caught.value.phase, caught.value.sqlstate) == (Phase.LOGIN, "28P01")
-    assert str(caught.value) == "l'authentification a \ufffdchou\ufffd"
+    failure = await failure_of(bed, transport, pieces, encrypted=encrypted, stays=False)
+    assert (failure.phase, failure.sqlstate) == (Phase.LOGIN, "28P01")
+    assert str(failure) == "l'authentification a \ufffdchou\ufffd"
 
 
 ZEROS = """

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import trio
@@ -95,19 +96,22 @@ async def test_a_server_that_was_down_gets_its_share_back(world: FakeCluster, op
         assert set(pool.statistics().by_host.values()) == {3}
 
 
+ELASTIC: dict[str, Any] = {
+    "min_size": 0,
+    "idle_timeout": None,
+    "max_lifetime": None,
+    "yb_servers_refresh_interval": 1,
+    "rebalance_interval": 1,
+}
+"""Nothing ends a connection but being moved."""
+
+
 async def test_an_elastic_pool_moves_its_connections_and_keeps_as_many(world: FakeCluster, open_pool: OpenPool) -> None:
     """Above the minimum too: what is closed to be moved is opened again, without a caller."""
     first, *others = world.servers
     for server in others:
         server.crash()
-    async with open_pool(
-        min_size=0,
-        max_size=9,
-        idle_timeout=None,
-        max_lifetime=None,
-        yb_servers_refresh_interval=1,
-        rebalance_interval=1,
-    ) as pool:
+    async with open_pool(max_size=9, **ELASTIC) as pool:
         for conn in [await pool.checkout() for _ in range(6)]:
             pool.checkin(conn)
         assert pool.statistics().by_host == {str(first.at): 6}
@@ -122,14 +126,7 @@ async def test_a_connection_that_is_marked_while_it_is_leased_moves_in_an_elasti
     world: FakeCluster, open_pool: OpenPool
 ) -> None:
     left, stays, _ = world.servers
-    async with open_pool(
-        min_size=0,
-        max_size=2,
-        idle_timeout=None,
-        max_lifetime=None,
-        yb_servers_refresh_interval=1,
-        rebalance_interval=1,
-    ) as pool:
+    async with open_pool(max_size=2, **ELASTIC) as pool:
         conns = [await pool.checkout() for _ in range(2)]
         held = next(conn for conn in conns if str(conn.server) == str(left.at))
         world.unlist(left)

@@ -82,7 +82,7 @@ async def _attempt(
     ready = False
     try:
         if check_role and config.target_session_attrs == "read-write":
-            failure = await role(session)
+            failure = await role(session, config.connect_timeout)
         if failure is None and setup is not None:
             failure = await _set_up(session, setup)
         ready = failure is None
@@ -102,7 +102,7 @@ def _unopened(error: ConnectFailure) -> Failure:
     return Failure(kind, error if cause is None else cause, str(error))
 
 
-async def role(session: Session, timeout: float | None = None) -> Failure | None:
+async def role(session: Session, timeout: float) -> Failure | None:
     """Ask a session that is at rest whether it accepts writes: None, or why it is not to be used for any."""
     try:
         answer = await session.drive(session.raw.fetchrow(ROLE), timeout)
